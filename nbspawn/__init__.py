@@ -1,0 +1,78 @@
+"""torchrun for notebooks: ``%%spawn 4`` runs a cell on four ranks.
+
+``%load_ext nbspawn`` gives the magic; ``nbspawn.spawn`` and ``nbspawn.start_processes`` are torch.multiprocessing's
+functions for code. Importing this package imports neither torch nor IPython: names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbspawn.api import spawn as spawn
+    from nbspawn.api import start_processes as start_processes
+    from nbspawn.errors import (
+        PayloadError as PayloadError,
+    )
+    from nbspawn.errors import (
+        RankExitedError as RankExitedError,
+    )
+    from nbspawn.errors import (
+        RankRaisedError as RankRaisedError,
+    )
+    from nbspawn.errors import (
+        RunTimeoutError as RunTimeoutError,
+    )
+    from nbspawn.errors import (
+        SpawnError as SpawnError,
+    )
+    from nbspawn.errors import (
+        StartError as StartError,
+    )
+    from nbspawn.errors import (
+        UsageError as UsageError,
+    )
+    from nbspawn.results import Results as Results
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "spawn": "nbspawn.api",
+    "start_processes": "nbspawn.api",
+    "Results": "nbspawn.results",
+    "SpawnError": "nbspawn.errors",
+    "UsageError": "nbspawn.errors",
+    "StartError": "nbspawn.errors",
+    "PayloadError": "nbspawn.errors",
+    "RankRaisedError": "nbspawn.errors",
+    "RankExitedError": "nbspawn.errors",
+    "RunTimeoutError": "nbspawn.errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'nbspawn' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext nbspawn``."""
+    from nbspawn.notebook import extension
+
+    extension.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext nbspawn``."""
+    from nbspawn.notebook import extension
+
+    extension.unload(shell)

@@ -1,0 +1,87 @@
+"""The functions: torch.multiprocessing's ``spawn`` and ``start_processes``, with everything that a notebook needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbspawn.engine.launch import FunctionJob, Options, settle, start
+from nbspawn.engine.local import LocalContext
+from nbspawn.results import Results
+from nbspawn.session import GRACE_PERIOD, Session
+from nbspawn.views import View
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "auto",
+    *,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    devices: Sequence[int] | None = None,
+    threads: int | None = None,
+    timeout: float | None = None,
+    grace_period: float = GRACE_PERIOD,
+    log_dir: str | None = None,
+    view: View | None = None,
+) -> Results | LocalContext:
+    """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
+
+    Args:
+        fn: any function; one that is defined in a cell or in ``__main__`` travels by value, with what it uses.
+        args: its arguments after the rank. multiprocessing's queues, locks and events and shared tensors may be among
+            them.
+        nprocs: how many ranks.
+        join: wait, show what the ranks print, and return their Results; else return a context at once.
+        daemon: as in multiprocessing.
+        start_method: 'auto', 'fork', 'forkserver' or 'spawn' (DESIGN: the fork server if what is used can travel).
+        backend: make and destroy a process group around ``fn``: 'gloo', 'nccl'.
+        env: environment variables for the ranks, beside the kernel's.
+        devices: the CUDA devices that the ranks may see.
+        threads: intra-op threads a rank; default OMP_NUM_THREADS, else the cores shared out.
+        timeout: seconds; afterwards RunTimeoutError says where every rank stood.
+        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
+        log_dir: where each rank's whole output goes, and stays.
+        view: how the run is shown; default: as the notebook does, else marked lines on ``sys.stdout``.
+
+    Returns:
+        ``Results``, a sequence by rank of what ``fn`` returned; with ``join=False`` a ``LocalContext``, which is a
+        torch ``ProcessContext`` with ``interrupt()``, ``terminate(grace_period)`` and ``results()`` beside it.
+
+    Raises:
+        RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
+        started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
+    """
+    options = Options(start_method, backend, env or {}, devices, threads, log_dir, daemon)
+    session = Session(nprocs, options, timeout, grace_period, view)
+    job = FunctionJob(fn, args)
+    if join:
+        return session.run(job)
+    return start(job, nprocs, *settle(job, start_method), options)
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> LocalContext | None:
+    """``torch.multiprocessing.start_processes``: the same arguments, defaults, results and errors.
+
+    With ``join`` it returns None when all ranks have ended well and raises RankRaisedError or RankExitedError
+    otherwise, which are torch's ProcessRaisedException and ProcessExitedException; its peers get SIGTERM at once.
+    Without, it returns a context to ``join``.
+    """
+    job = FunctionJob(fn, args)
+    context = start(job, nprocs, *settle(job, start_method), Options(start_method, daemon=daemon))
+    if not join:
+        return context
+    while not context.join():
+        pass
+    return None

@@ -1,0 +1,130 @@
+"""The kernel's ends of all channels: one listening unix socket a run, one non-blocking connection a rank."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from nbspawn.engine import inherited
+from nbspawn.messages import Command, Decoder, Event, encode
+
+_CHUNK = 1 << 20
+
+
+class Hub:
+    """Accepts ranks and passes on what they say. Nothing here ever blocks: a rank that is stopped in the middle of a
+    frame costs nothing but its own messages."""
+
+    def __init__(self, path: Path, nprocs: int, selector: selectors.BaseSelector) -> None:
+        self.heard: Callable[[Event], None] | None = None
+        """Called with every message."""
+        self._selector = selector
+        self._connections: dict[int, _Connection] = {}
+        self._strangers: set[_Connection] = set()
+        self._waiting: dict[int, list[bytes]] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(False)
+        self._listener.bind(os.fspath(path))
+        self._listener.listen(nprocs)
+        inherited.keep_from_children(self._listener.fileno())
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def send(self, rank: int, command: Command) -> None:
+        """Queue a command; it leaves as soon as the rank can take it."""
+        frame = encode(command)
+        if rank in self._connections:
+            self._connections[rank].write(frame)
+        else:
+            self._waiting.setdefault(rank, []).append(frame)
+
+    def drain(self, rank: int) -> None:
+        """Read all that a rank which has ended had said: it may still be waiting to be accepted."""
+        self._accept()
+        for connection in [*self._strangers, *self._connections.values()]:
+            if connection.rank in (None, rank):
+                connection.read()
+
+    def close(self) -> None:
+        """Close every socket; what a rank says later is lost."""
+        for connection in [*self._strangers, *self._connections.values()]:
+            connection.close()
+        self._selector.unregister(self._listener)
+        inherited.close(self._listener.detach())
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            self._strangers.add(_Connection(accepted, self._selector, self._received))
+
+    def _received(self, connection: _Connection, event: Event) -> None:
+        if connection.rank is None:  # the first message tells whose connection this is
+            connection.rank = event.rank
+            self._strangers.discard(connection)
+            self._connections[event.rank] = connection
+            for frame in self._waiting.pop(event.rank, []):
+                connection.write(frame)
+        if self.heard is not None:
+            self.heard(event)
+
+
+class _Connection:
+    def __init__(
+        self, accepted: socket.socket, selector: selectors.BaseSelector, received: Callable[[_Connection, Event], None]
+    ):
+        self.rank: int | None = None
+        self._socket = accepted
+        self._selector = selector
+        self._received = received
+        self._decoder = Decoder()
+        self._unsent = bytearray()
+        self._open = True
+        accepted.setblocking(False)
+        inherited.keep_from_children(accepted.fileno())
+        selector.register(accepted, selectors.EVENT_READ, self._ready)
+
+    def _ready(self) -> None:
+        self._flush()
+        self.read()
+
+    def read(self) -> None:
+        while self._open:
+            try:
+                data = self._socket.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            for event in self._decoder.feed(data):
+                self._received(self, event)
+
+    def write(self, frame: bytes) -> None:
+        self._unsent += frame
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self._open:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent.clear()  # the rank has ended; its exit tells the rest
+        if self._open:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self._socket, wanted, self._ready)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._selector.unregister(self._socket)
+            inherited.close(self._socket.detach())

@@ -1,0 +1,156 @@
+"""Is it safe to fork this kernel? What is known of its runtimes, what a throw-away child says, and OpenMP's pool."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+
+_PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
+
+
+def unsafe_to_fork() -> list[str]:
+    """Every reason that can be found: the static ones, and if there are none, what a forked probe says."""
+    return fork_hazards() or probe()
+
+
+# ---------------------------------------------------------------- static checks
+
+_first_seen: dict[str, int] = {}
+
+
+def note_cell(number: int) -> None:
+    """After a cell has run: remember which one made fork unsafe, so that the error can name it."""
+    for name in _running():
+        _first_seen.setdefault(name, number)
+
+
+def fork_hazards() -> list[str]:
+    """What runs in this process and would be broken in a forked copy of it, a sentence each; microseconds."""
+    told = []
+    for name, sentence in _running().items():
+        number = _first_seen.get(name)
+        told.append(sentence + (f" (since cell {number} ran)" if number is not None else ""))
+    return told
+
+
+def _running() -> dict[str, str]:
+    found: dict[str, str] = {}
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "xpu", "mtia", "hpu", "npu", "tpu"):
+        runtime = getattr(torch, name, None)
+        if runtime is not None and getattr(runtime, "is_initialized", bool)():
+            found[name] = f"torch.{name} is initialised in this kernel and cannot be initialised again in a forked rank"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found["group"] = (
+            "this kernel is a member of a process group, whose sockets and threads a forked rank would inherit dead "
+            "(torch.distributed.destroy_process_group() ends it)"
+        )
+    if "torch._inductor.compile_worker.subproc_pool" in sys.modules:
+        found["compile"] = "torch.compile has started its workers in this kernel; it hangs in a forked rank"
+    xla = sys.modules.get("_XLAC")
+    if xla is not None and xla._xla_runtime_is_initialized():
+        found["xla"] = "the XLA runtime is initialised in this kernel; it hangs in a forked rank"
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and getattr(bridge, "backends_are_initialized", bool)():
+        found["jax"] = "JAX has started its threads in this kernel"
+    return found
+
+
+# ---------------------------------------------------------------- what only a forked child can tell
+
+
+def poisoned_runtimes() -> list[str]:
+    """``torch.cuda.is_available()`` alone can spoil CUDA for forked children without ``is_initialized`` saying so:
+    ask in one. Only a build with CUDA can have it."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None:
+        return []
+    return _in_forked_child(_ask_cuda)
+
+
+def probe() -> list[str]:
+    """Fork a child that does what ranks do, a backward and a parallel operation, and see whether it survives; 20-40 ms.
+
+    ``pause_openmp`` is part of the launch, so it comes before the probe too.
+    """
+    if "torch" not in sys.modules:
+        return []
+    pause_openmp()
+    return _in_forked_child(_try_torch)
+
+
+def _ask_cuda() -> str:
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        return "CUDA was used or asked for in this kernel, and a forked rank could not use it any more"
+    return ""
+
+
+def _try_torch() -> str:
+    import torch
+
+    bad = _ask_cuda()
+    if not bad:
+        x = torch.ones(4, requires_grad=True)
+        x.sum().backward()
+        torch.mm(torch.ones(300, 300), torch.ones(300, 300)).sum().item()
+    return bad
+
+
+def _in_forked_child(question: Callable[[], str]) -> list[str]:
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12+: fork in a process with threads; a kernel has some
+        pid = os.fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.write(write, b"ok" + question().encode())
+        except BaseException as error:
+            os.write(write, b"ok" + f"in a forked process torch fails with {type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        answered = select.select([read], [], [], _PROBE_SECONDS)[0]
+        answer = os.read(read, 4096) if answered else b""
+    finally:
+        os.close(read)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if not answered:
+        return ["a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there"]
+    if not answer:
+        return ["a forked process crashes in torch"]
+    return [answer[2:].decode()] if len(answer) > 2 else []
+
+
+# ---------------------------------------------------------------- OpenMP
+
+
+def pause_openmp() -> None:
+    """Shut the OpenMP pools of this process down; the next parallel operation makes new ones (0.8 ms).
+
+    Without it, once any torch operation has run in parallel here, the first parallel operation of a forked rank waits
+    for ever for threads that fork did not copy: https://github.com/pytorch/pytorch/issues/17199.
+    """
+    for path in _openmp_libraries():
+        library = ctypes.CDLL(path)
+        if hasattr(library, "omp_pause_resource_all"):
+            library.omp_pause_resource_all(1)  # omp_pause_soft
+
+
+def _openmp_libraries() -> set[str]:
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line and "omp" in line}
+    except FileNotFoundError:  # not Linux
+        return set()
+    return {path for path in paths if os.path.basename(path).startswith(("libgomp", "libiomp", "libomp"))}

@@ -1,0 +1,217 @@
+"""The private fork server: a process with torch already imported, of which a rank is a copy in milliseconds.
+
+torch's ``start_processes`` takes the start method as a string, so the two contexts of this file are registered with
+multiprocessing under names of their own, as loky does. multiprocessing's global fork server is never touched: what it
+preloads is the person's to say, once per process.
+
+Both contexts start processes without two side effects of multiprocessing's own: the kernel's ``__main__`` is not run
+again in the child (a notebook may have set ``__file__``), and the default start method is not settled for good, so
+that the person's own ``set_start_method`` still works after ``%load_ext nbspawn``.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, process, reduction, spawn, util
+from typing import Any
+
+from nbspawn.engine import inherited
+
+FORKSERVER = "nbspawn-forkserver"
+SPAWN = "nbspawn-spawn"
+
+_BASE = ("nbspawn.rank.preload",)
+_SHELL = ("nbspawn.rank.preload_shell",)
+
+# Importing these starts threads or a runtime, and a process with threads is no safe thing to fork.
+_NOT_PRELOADED = {"jax", "jaxlib", "tensorflow", "torch_xla", "torch_tpu", "ray", "pyspark", "dask", "distributed"}
+
+
+class PrivateServer:
+    """One fork server a kernel, started and replaced in the background."""
+
+    def __init__(self) -> None:
+        self._forget()
+        inherited.when_forked(self._forget)
+
+    def _forget(self) -> None:
+        self._server: forkserver.ForkServer | None = None
+        self._preloaded: tuple[str, ...] = ()
+        self._warming: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def warm(self) -> bool:
+        """Has a server finished its imports?"""
+        return self._server is not None
+
+    def warm_up(self, packages: Iterable[str] = ()) -> None:
+        """Have a server that has imported ``packages`` too, soon; returns at once. The present one, if there is one,
+        serves until its successor is ready."""
+        wanted = _BASE + (_SHELL if "IPython" in sys.modules else ()) + tuple(sorted(packages))
+        if set(wanted) <= set(self._preloaded) or (self._warming is not None and self._warming.is_alive()):
+            return
+        util.get_temp_dir()  # multiprocessing makes it once a process; not in a thread that a fork may cut
+        self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
+        self._warming.start()
+
+    def get(self) -> forkserver.ForkServer:
+        """The server; waits for the first one to be ready (about 1 s)."""
+        if self._server is None:
+            self.warm_up()
+            if self._warming is not None:
+                self._warming.join()
+        if self._server is None:
+            raise OSError("the private fork server did not start; `python -m nbspawn` tells more")
+        return self._server
+
+    def stop(self) -> None:
+        """End the server. Ranks that it has forked live on."""
+        if self._warming is not None:
+            self._warming.join()
+        with self._lock:
+            if self._server is not None:
+                _stop(self._server)
+            self._server, self._preloaded = None, ()
+
+    def _replace(self, preload: tuple[str, ...]) -> None:
+        server = _started(preload)
+        if server is None:  # one of the person's packages does not survive the import outside of the kernel
+            server = _started(tuple(name for name in preload if name in _BASE + _SHELL))
+        with self._lock:
+            old, self._server, self._preloaded = self._server, server, preload
+        if old is not None:
+            _stop(old)
+
+
+def _started(preload: tuple[str, ...]) -> forkserver.ForkServer | None:
+    server: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
+    server.set_forkserver_preload(list(preload))
+    with _starting():
+        server.ensure_running()
+    inherited.keep_from_children(server._forkserver_alive_fd)
+    # It listens from the start but answers only after its imports: one empty process tells when.
+    ready = _Process(target=os.getpid, daemon=True)
+    ready.server = server
+    try:
+        ready.start()
+        ready.join()
+        return server
+    except (OSError, EOFError):
+        return None
+
+
+def _stop(server: Any) -> None:
+    inherited.forget(server._forkserver_alive_fd)
+    server._stop()
+
+
+def site_packages_imported() -> set[str]:
+    """Top-level packages that this process has imported from site-packages: installed, so not edited by the person.
+
+    Editable installs lie elsewhere and are left out: a fork server would keep their old code.
+    """
+    places = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
+    found = set()
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if "." in name or name.startswith("_") or not isinstance(spec, importlib.machinery.ModuleSpec):
+            continue
+        if spec.origin is not None and spec.origin.startswith(places) and name not in _NOT_PRELOADED:
+            found.add(name)
+    return found
+
+
+server = PrivateServer()
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """See the module's docstring: hide ``__main__``'s origin, and leave the default start method open."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {
+        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
+    }
+    main.__spec__ = None
+    default: Any = context._default_context
+    settled = default._actual_context
+    try:
+        yield
+    finally:
+        default._actual_context = settled
+        main.__dict__.update(hidden)
+
+
+class _ServerPopen(popen_forkserver.Popen):
+    """As multiprocessing's, on the process's own server."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        fork_server = process_obj.server or server.get()
+        process_obj.server = None
+        data = io.BytesIO()
+        with _starting():
+            preparation = spawn.get_preparation_data(process_obj._name)
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(preparation, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
+        # The child watches this end to learn of its parent's death (multiprocessing.parent_process()).
+        parent_end = inherited.keep_from_children(os.dup(writable))
+        self.finalizer = util.Finalize(self, _close_both, (parent_end, self.sentinel))
+        with open(writable, "wb") as pipe:
+            pipe.write(data.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+def _close_both(parent_end: int, sentinel: int) -> None:
+    inherited.close(parent_end)
+    os.close(sentinel)
+
+
+class _Process(process.BaseProcess):
+    _start_method = FORKSERVER
+    server: forkserver.ForkServer | None = None
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _ServerPopen:
+        return _ServerPopen(process_obj)
+
+
+class _ForkServerContext(context.BaseContext):
+    _name = FORKSERVER
+    Process = _Process
+
+
+class _SpawnPopen(popen_spawn_posix.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        with _starting():
+            super()._launch(process_obj)  # type: ignore[misc]
+
+
+class _SpawnProcess(process.BaseProcess):
+    _start_method = SPAWN
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _SpawnPopen:
+        return _SpawnPopen(process_obj)
+
+
+class _SpawnContext(context.BaseContext):
+    _name = SPAWN
+    Process = _SpawnProcess
+
+
+context._concrete_contexts[FORKSERVER] = _ForkServerContext()  # type: ignore[attr-defined]
+context._concrete_contexts[SPAWN] = _SpawnContext()  # type: ignore[attr-defined]

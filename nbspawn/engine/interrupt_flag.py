@@ -1,0 +1,50 @@
+"""Ctrl-C as a flag that is looked at, not as an exception that lands anywhere.
+
+A KeyboardInterrupt in the middle of torch's ``join`` can lose a rank's failure, and in the middle of ours could lose
+an event; so while ranks are watched, SIGINT only counts.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class InterruptFlag:
+    """Counts interrupts while it is entered; the handler that was there comes back afterwards."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: Any = None
+        self._installed = False
+
+    def __enter__(self) -> InterruptFlag:
+        # Only the main thread can take a signal over, and only it gets KeyboardInterrupt.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._noted)
+            self._installed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._previous)
+            self._installed = False
+
+    def _noted(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    @contextmanager
+    def as_exception(self) -> Iterator[None]:
+        """For a while, interrupts are KeyboardInterrupt again: the kernel waits for the person's answer."""
+        if not self._installed:
+            yield
+            return
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._noted)

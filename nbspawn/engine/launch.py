@@ -1,0 +1,197 @@
+"""Starts ranks on this machine: settles the start method, packs the job, and has torch start the processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch.multiprocessing
+
+from nbspawn import payload
+from nbspawn.engine import fork_safety, start_method
+from nbspawn.engine.interrupt_flag import InterruptFlag
+from nbspawn.engine.local import LocalContext, Resources
+from nbspawn.engine.logs import directories
+from nbspawn.engine.rendezvous import Rendezvous
+from nbspawn.engine.start_method import Choice
+from nbspawn.errors import PayloadError, StartError
+from nbspawn.messages import RunCell, RunFunction
+from nbspawn.rank.launch import Launch, RunFiles, SentFd
+from nbspawn.rank.main import main
+
+
+@dataclass(frozen=True)
+class Options:
+    """How ranks are started; what ``%%spawn`` and ``spawn`` take beside the job."""
+
+    start_method: str = "auto"
+    backend: str | None = None
+    """The process group to make in each rank: 'gloo', 'nccl'; None leaves it to the person's own code."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables beside the kernel's."""
+    devices: Sequence[int] | None = None
+    """The CUDA devices that the ranks may see; None for all."""
+    threads: int | None = None
+    """Intra-op threads a rank; None: OMP_NUM_THREADS if it is set, else the cores shared out, at least 1."""
+    log_dir: str | None = None
+    """Where the logs go, and stay; None for a private directory."""
+    daemon: bool = False
+    """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
+
+
+@dataclass(frozen=True)
+class FunctionJob:
+    """``fn(rank, *args)`` in every rank."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+    def pack(self) -> tuple[payload.Packed, RunFunction]:
+        """Everything by value that the function uses of ``__main__``."""
+        names = vars(sys.modules["__main__"])
+        packed = payload.pack_variables({"fn": self.fn, "args": self.args}, namespace=names)
+        return packed, RunFunction(packed.describe())
+
+    def inherited(self) -> tuple[Any, RunFunction]:
+        """Under fork nothing travels."""
+        return {"fn": self.fn, "args": self.args}, RunFunction(None)
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """A notebook cell and the variables that it uses (``required``, and those it may use) of ``namespace``."""
+
+    command: RunCell
+    namespace: dict[str, Any]
+    required: frozenset[str]
+    optional: frozenset[str]
+
+    def pack(self) -> tuple[payload.Packed, RunCell]:
+        """The variables that the cell uses, and only those."""
+        used = {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
+        packed = payload.pack_variables(used, optional=self.optional - self.required, namespace=self.namespace)
+        return packed, replace(self.command, job=packed.describe())
+
+    def inherited(self) -> tuple[Any, RunCell]:
+        """Under fork a rank has the notebook's variables already."""
+        payload.track_classes(self.namespace)
+        return {}, self.command
+
+
+Job = FunctionJob | CellJob
+
+
+def settle(job: Job, requested: str) -> tuple[Choice, Any]:
+    """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``."""
+
+    def pack() -> Any:
+        try:
+            return job.pack()
+        except payload.Unpackable as stuck:
+            raise PayloadError(str(stuck), stuck.variable) from None
+
+    return start_method.choose(requested, pack)
+
+
+def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
+    """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
+
+    Raises StartError if the operating system refuses, and KeyboardInterrupt if one came meanwhile; then no rank is
+    left.
+    """
+    files = directories.new(options.log_dir, nprocs)
+    resources = Resources(files, nprocs)
+    launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
+    with InterruptFlag() as interrupted:
+        try:
+            with _starting(files, choice):
+                started = torch.multiprocessing.start_processes(
+                    main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
+                )
+        except BaseException as refusal:
+            resources.close()  # the end of the lifeline is the end of the ranks that did start
+            directories.done(files, keep=False)
+            if isinstance(refusal, OSError):
+                raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from refusal
+            raise
+        finally:
+            if launch.payload is not None:
+                os.close(launch.payload.fd)
+        context = LocalContext(started, files, resources, launch)
+    if interrupted.count:
+        context.close()
+        raise KeyboardInterrupt
+    return context
+
+
+def _launch(
+    job: Job, nprocs: int, choice: Choice, packed: Any, options: Options, files: RunFiles, rendezvous: Rendezvous
+) -> Launch:
+    threads = options.threads or default_threads(nprocs)
+    env = {**os.environ, **rendezvous.environment(nprocs), "OMP_NUM_THREADS": str(threads)}
+    # gloo looks the host's own name up for an interface to use, and that name need not resolve.
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    if options.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
+    env.update(options.env)
+    common = (nprocs, choice.method, files, env, threads, options.backend)
+    if packed is None:
+        inherited_job, command = job.inherited()
+        return Launch(*common, command, inherited=inherited_job)
+    blob, command = packed
+    return Launch(*common, command, payload=SentFd(blob.fd), beside=blob.beside)
+
+
+def default_threads(nprocs: int) -> int:
+    """OMP_NUM_THREADS if the person has set it, else an equal share of the cores that this process may use."""
+    try:
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    except (KeyError, ValueError):
+        return max(1, cores() // nprocs)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
+    """What has to be so while torch starts the ranks; ranks that a start which fails half-way leaves are ended."""
+    if choice.method == "fork":
+        fork_safety.pause_openmp()
+        for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
+            stream.flush()
+    before = set(multiprocessing.active_children())
+    try:
+        with warnings.catch_warnings(), _private_error_files(files):
+            # 3.12+ warns of every fork in a process with threads, and a kernel always has some.
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
+            yield
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+            process.join()
+        raise
+
+
+@contextmanager
+def _private_error_files(files: RunFiles) -> Iterator[None]:
+    """torch names its error files in the shared temp directory, and reads them back with pickle: anybody who creates
+    one first could run code here. For ``torch.multiprocessing.spawn`` alone that directory becomes the private one."""
+    module: Any = sys.modules["torch.multiprocessing.spawn"]  # the attribute of that name is torch's function
+    shared = module.tempfile
+    module.tempfile = types.SimpleNamespace(NamedTemporaryFile=partial(tempfile.NamedTemporaryFile, dir=files.private))
+    try:
+        yield
+    finally:
+        module.tempfile = shared

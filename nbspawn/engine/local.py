@@ -1,0 +1,353 @@
+"""Ranks as processes of this machine, watched and ended: torch's ProcessContext, driven by a poll that never blocks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from torch.multiprocessing import ProcessContext
+
+from nbspawn.engine import inherited, positions
+from nbspawn.engine.channel import Hub
+from nbspawn.engine.interrupt_flag import InterruptFlag
+from nbspawn.engine.logs import LogTail, directories
+from nbspawn.engine.rendezvous import Rendezvous
+from nbspawn.errors import Failure, exit_text, rank_error
+from nbspawn.messages import (
+    Command,
+    Event,
+    Exited,
+    InputReply,
+    InputRequest,
+    Leaving,
+    Printed,
+    Raised,
+    Returned,
+    RunCell,
+    Started,
+    Stopping,
+)
+from nbspawn.rank import stacks
+from nbspawn.rank.launch import Launch, RunFiles
+from nbspawn.render.stream import MergedStream
+from nbspawn.results import Results
+
+_TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+_TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
+_KILL_AFTER = 2.0  # seconds between our own SIGTERM and SIGKILL
+
+running: set[LocalContext] = set()
+inherited.when_forked(running.clear)
+
+
+class Resources:
+    """What a run holds open in the kernel: its lifeline, its sockets, the store that its ranks meet at."""
+
+    def __init__(self, files: RunFiles, nprocs: int) -> None:
+        self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self.selector = selectors.DefaultSelector()
+        inherited.keep_from_children(self.selector.fileno())
+        self.hub = Hub(files.socket, nprocs, self.selector)
+        self.rendezvous = Rendezvous()
+
+    def close(self) -> None:
+        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups."""
+        self.rendezvous.close()
+        self.hub.close()
+        inherited.forget(self.selector.fileno())
+        self.selector.close()
+        inherited.close(self.lifeline)
+
+
+class LocalContext(ProcessContext):
+    """The ranks of one run. ``pids``, ``join``, ``processes``, ``sentinels`` and ``error_files`` are torch's.
+
+    Beside torch's contract: every failure is collected and the first in time is raised; the ladder of signals is a
+    list of appointments that ``poll`` keeps, so nothing blocks; exit code 0 without the rank's own word that it
+    finished is a failure.
+    """
+
+    def __init__(self, started: ProcessContext, files: RunFiles, resources: Resources, launch: Launch) -> None:
+        super().__init__(started.processes, started.error_files)
+        self.files = files
+        self.nprocs = len(self.processes)
+        self.cell = launch.command.filename if isinstance(launch.command, RunCell) else None
+        """The running cell's file name, if a cell runs."""
+        self.outcomes: dict[int, Returned | Raised | Leaving] = {}
+        self.failures: list[Failure] = []
+        self.was_interrupted = False
+        self._resources = resources
+        self._launch = launch  # what lies beside the payload (queues, shared tensors) must live as long as the ranks
+        self._hub = resources.hub
+        self._hub.heard = self._heard
+        self._selector = resources.selector
+        self._tails = [LogTail(files.log(rank), rank) for rank in range(self.nprocs)]
+        self._events: list[Event] = []
+        self._started: set[int] = set()
+        self._stopped: dict[int, str] = {}
+        self._announced = bytearray(self.nprocs)
+        self._ladder: list[tuple[float, signal.Signals]] = []
+        self._asked: set[int] = set()
+        self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
+        self._closed = False
+        for sentinel, rank in self.sentinels.items():
+            self._selector.register(sentinel, selectors.EVENT_READ, partial(self._notice_exit, rank))
+        running.add(self)
+
+    # ------------------------------------------------------------ watching
+
+    @property
+    def over(self) -> bool:
+        """Have all ranks ended?"""
+        return not self.sentinels
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
+        if not self._closed and not self.over:
+            wait = min([timeout, *(moment - time.monotonic() for moment, _ in self._ladder[:1])])
+            for key, _ in self._selector.select(max(0.0, wait)):
+                if not self._closed:
+                    key.data()
+            self._climb()
+            for rank in list(self.sentinels.values()):
+                self._notice_exit(rank)
+            for rank in self.sentinels.values():
+                self._events += self._tails[rank].read()
+        events, self._events = self._events, []
+        return events
+
+    def _heard(self, event: Event) -> None:
+        """One message from a rank, put behind what that rank had printed by then."""
+        offset = getattr(event, "offset", None)
+        if offset is not None:
+            self._events += self._tails[event.rank].read_to(offset)
+        self._events.append(event)
+        if isinstance(event, Started):
+            self._started.add(event.rank)
+        elif isinstance(event, (Returned, Raised, Leaving)):
+            self.outcomes[event.rank] = event
+            self._note_failure(event)
+
+    def _notice_exit(self, rank: int) -> None:
+        process = self.processes[rank]
+        if process.exitcode is None or rank not in self.sentinels.values():
+            return
+        del self.sentinels[process.sentinel]
+        self._selector.unregister(process.sentinel)
+        self._hub.drain(rank)
+        self._events += self._tails[rank].read_to(None)
+        _kill_group(process.pid)
+        moment = time.monotonic()
+        self._events.append(Exited(rank, moment, process.exitcode))
+        self._note_exit(rank, process.exitcode, moment)
+        if self.over:
+            self._release()
+
+    # ------------------------------------------------------------ failures
+
+    def _note_failure(self, event: Returned | Raised | Leaving) -> None:
+        rank = event.rank
+        if isinstance(event, Raised):
+            if event.name == "KeyboardInterrupt" and self._announced[rank]:
+                return
+            what = f"{event.name}: {event.message}" if event.message else event.name
+            self._fail(rank, event.time, None, what, event.traceback, event.rendered, event.line)
+        elif isinstance(event, Leaving):
+            self._fail(rank, event.time, event.code, exit_text(rank, event.code, event.text))
+
+    def _note_exit(self, rank: int, code: int, moment: float) -> None:
+        outcome = self.outcomes.get(rank)
+        if isinstance(outcome, (Raised, Leaving)) or (outcome is not None and code == 0):
+            return
+        if rank in self._stopped or self._announced[rank]:
+            return  # our own doing
+        try:  # torch's own report, from before the rank had a channel; the file lies in our private directory
+            with open(self.error_files[rank], "rb") as file:
+                text = pickle.load(file)
+        except (OSError, EOFError):
+            self._fail(rank, moment, code, exit_text(rank, code))
+        else:
+            self._fail(rank, moment, None, text.strip().rpartition("\n")[2], text)
+
+    def _fail(
+        self,
+        rank: int,
+        moment: float,
+        code: int | None,
+        what: str,
+        traceback: str = "",
+        rendered: tuple[str, ...] = (),
+        line: int | None = None,
+    ) -> None:
+        words = "" if code is None else self._tails[rank].last_words().strip("\n")
+        log = os.fspath(self.files.log(rank))
+        pid = self.processes[rank].pid
+        self.failures.append(Failure(rank, pid, moment, code, what, traceback, rendered, line, words, log))
+        self.ask_stacks()
+
+    def error(self, context: Sequence[str] = ()) -> Exception:
+        """The one error of all failures, with ``context`` as its closing lines."""
+        return rank_error(self.failures, self.nprocs, context)
+
+    # ------------------------------------------------------------ ending
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt once in every rank that runs."""
+        self.was_interrupted = True
+        self._signal(signal.SIGINT)
+
+    def terminate(self, grace_period: float = 0.0) -> None:
+        """SIGTERM now, SIGKILL after ``grace_period`` seconds; ``poll`` and ``join`` do the rest."""
+        self.stop_at(term=0.0, kill=grace_period)
+
+    def kill(self) -> None:
+        """SIGKILL now."""
+        self.stop_at(kill=0.0)
+
+    def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
+        """Make the appointments, in seconds from now; they replace earlier ones."""
+        now = time.monotonic()
+        steps = ((interrupt, signal.SIGINT), (term, signal.SIGTERM), (kill, signal.SIGKILL))
+        self._ladder = [(now + delay, number) for delay, number in steps if delay is not None]
+        self._climb()
+
+    @property
+    def stopping(self) -> bool:
+        """Are there appointments, or have signals been sent?"""
+        return bool(self._ladder or self._stopped)
+
+    def _climb(self) -> None:
+        while self._ladder and self._ladder[0][0] <= time.monotonic():
+            self._signal(self._ladder.pop(0)[1])
+
+    def _signal(self, number: signal.Signals) -> None:
+        how = "interrupt" if number == signal.SIGINT else number.name
+        for rank in self.sentinels.values():
+            process = self.processes[rank]
+            if process.exitcode is not None:
+                continue
+            if number == signal.SIGINT:
+                self._announced[rank] = (self._announced[rank] + 1) % 256 or 1
+                with open(self.files.interrupts, "r+b", buffering=0) as file:
+                    file.write(self._announced)
+            elif rank not in self.outcomes:
+                self._stopped[rank] = how
+            self._events.append(Stopping(rank, time.monotonic(), how))
+            _send(process.pid, number)
+
+    # ------------------------------------------------------------ where ranks stand
+
+    def ask_stacks(self) -> None:
+        """Have every rank that runs write its stack; it takes about a millisecond."""
+        for rank in self.sentinels.values():
+            if rank in self._started and rank not in self.outcomes and self.processes[rank].exitcode is None:
+                self._asked.add(rank)
+                _send(self.processes[rank].pid, stacks.SIGNAL)
+
+    def stacks(self, ending: str = "") -> list[str]:
+        """Where the ranks stood that were asked and have not failed: a sentence for each group of them."""
+        failed = {failure.rank for failure in self.failures}
+        stood = {
+            rank: position
+            for rank in sorted(self._asked - failed)
+            if (position := positions.read(self.files.stack(rank), self.cell)) is not None
+        }
+        return positions.sentences(stood, ending)
+
+    # ------------------------------------------------------------ torch's contract
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """torch's ``ProcessContext.join``: True if all ranks have ended well, False if ``timeout`` seconds were not
+        enough; raises RankRaisedError or RankExitedError for the rank that failed first, once its peers are stopped.
+
+        When a rank fails, the others get ``grace_period`` seconds to leave by themselves (none if None), then SIGTERM,
+        then the same time again (30 s if None) until SIGKILL. What ranks print goes to ``sys.stdout``.
+        """
+        end = None if timeout is None else time.monotonic() + max(0.0, timeout)
+        with InterruptFlag() as interrupted:
+            while True:
+                left = _TICK if end is None else max(0.0, min(_TICK, end - time.monotonic()))
+                self._pass_on(self.poll(left))
+                if self.failures and not self.stopping:
+                    first = 0.0 if grace_period is None else grace_period
+                    self.stop_at(term=first, kill=first + (_TORCH_GRACE if grace_period is None else grace_period))
+                if self.over or interrupted.count or (end is not None and time.monotonic() >= end):
+                    break
+        if interrupted.count:
+            raise KeyboardInterrupt
+        if not self.over:
+            return False
+        error = self.error() if self.failures else None
+        self.close()
+        if error is not None:
+            raise error
+        return True
+
+    def _pass_on(self, events: list[Event]) -> None:
+        text = self._stream.feed([event for event in events if isinstance(event, Printed)])
+        if self.over:
+            text += self._stream.finish(())
+        if text:
+            print(text, end="", flush=True)
+        for event in events:
+            if isinstance(event, InputRequest):
+                self.send(event.rank, InputReply("refused", "this rank was started with join=False: nobody can answer"))
+
+    def send(self, rank: int, command: Command) -> None:
+        """Give a rank a command; returns at once."""
+        self._hub.send(rank, command)
+
+    def results(self) -> Results:
+        """The ranks' values; raises ValueError while ranks run, or if one did not return."""
+        values = [outcome.value for _, outcome in sorted(self.outcomes.items()) if isinstance(outcome, Returned)]
+        if not self.over or len(values) < self.nprocs:
+            raise ValueError("the ranks have not all returned: join() first")
+        return Results(values)
+
+    # ------------------------------------------------------------ giving back
+
+    def _release(self) -> None:
+        """All ranks have ended: give every file and socket back."""
+        self._closed = True
+        running.discard(self)
+        for tail in self._tails:
+            tail.close()
+        self._resources.close()
+        self._hub.heard = None  # it would keep this object, and with it the processes' descriptors, alive in a cycle
+
+    def close(self, keep_logs: bool = False) -> None:
+        """End whatever is left, by force, and give back every file, socket and process. The logs of a run that failed
+        stay for a while (engine/logs.py), others if ``keep_logs``."""
+        if not self.over:
+            self.kill()
+        while not self.over:
+            self.poll(_TICK)
+        directories.done(self.files, keep=keep_logs or bool(self.failures))
+
+
+def _send(pid: int, number: int) -> None:
+    """SIGTERM and SIGKILL go to the rank's group, so that its children go too; before it has one, to the rank."""
+    try:
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(pid, number)
+                return
+            except ProcessLookupError:
+                pass
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # ended in this moment
+
+
+def _kill_group(pid: int) -> None:
+    """A rank that has ended takes its children along: DataLoader workers, `!cmd &`, subprocesses."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -1,0 +1,61 @@
+"""Where ranks stand, from the stacks that they wrote (rank/stacks.py): a line of the cell, and the call it is in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbspawn.status import ranges
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Position:
+    """``line`` is the cell's (1-based) if the stack passes through the cell; ``call`` the innermost function, and
+    ``where`` its file and line."""
+
+    line: int | None
+    call: str
+    where: str
+
+    def __str__(self) -> str:
+        if self.line is None:
+            return f"in {self.call} ({self.where})"
+        return f"at line {self.line}" + (f", in {self.call}" if self.call != "<module>" else "")
+
+
+def read(path: Path, cell: str | None) -> Position | None:
+    """The newest stack in ``path``; None if there is none yet."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    frames = [match.groupdict() for match in _FRAME.finditer(text.rpartition("hread 0x")[2])]
+    if not frames:
+        return None
+    in_cell = [frame for frame in frames if frame["file"] == cell]
+    line = int(in_cell[0]["line"]) if in_cell else None
+    where = "" if in_cell else f"{Path(frames[0]['file']).name}, line {frames[0]['line']}"
+    return Position(line, frames[0]["name"], where)
+
+
+def sentences(positions: Mapping[int, Position], ending: str) -> list[str]:
+    """One sentence for each group of ranks that stood at the same place: 'Ranks 0 and 3 were at line 12, in wait.'"""
+    groups: dict[Position, list[int]] = {}
+    for rank, position in sorted(positions.items()):
+        groups.setdefault(position, []).append(rank)
+    told = []
+    for position, ranks in groups.items():
+        verb = "was" if len(ranks) == 1 else "were"
+        told.append(f"{name_ranks(ranks)} {verb} {position}{f' and {verb} {ending}' if ending else ''}.")
+    return told
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9'."""
+    parts = ranges(ranks).split(",")
+    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"

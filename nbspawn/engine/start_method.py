@@ -1,0 +1,85 @@
+"""Which start method, and one sentence why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbspawn.engine.fork_safety import fork_hazards, poisoned_runtimes, unsafe_to_fork
+from nbspawn.engine.forkserver import FORKSERVER, SPAWN, server
+from nbspawn.errors import PayloadError, StartError, UsageError
+
+METHODS = ("auto", "fork", "forkserver", "spawn")
+_TORCH_NAMES = {"fork": "fork", "forkserver": FORKSERVER, "spawn": SPAWN}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``method`` is 'fork', 'forkserver' or 'spawn'; ``title`` and ``why`` are what the view says of it."""
+
+    method: str
+    why: str
+    warm: bool = False
+    """Was the fork server ready when it was needed?"""
+
+    @property
+    def torch_name(self) -> str:
+        """The name under which torch's ``start_processes`` finds the context."""
+        return _TORCH_NAMES[self.method]
+
+    @property
+    def title(self) -> str:
+        """As people say it."""
+        if self.method == "forkserver":
+            return "fork server" + (", warm" if self.warm else "")
+        return self.method
+
+
+def choose(requested: str, pack: Callable[[], Any]) -> tuple[Choice, Any]:
+    """Settle the method and pack the job if it has to travel: ``(choice, packed or None)``.
+
+    Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
+    either, UsageError for an unknown method.
+    """
+    if requested not in METHODS:
+        raise UsageError(f"no start method is called {requested!r}: use one of {', '.join(METHODS)}")
+    if requested == "fork":
+        hazards = fork_hazards() + poisoned_runtimes()
+        if hazards:
+            raise StartError(
+                f"fork cannot work here: {_join(hazards)}. Use -m forkserver (the default finds it by itself), or "
+                "restart the kernel and start the ranks before that."
+            )
+        return Choice("fork", "as you asked; nothing that makes fork unsafe is running in this kernel"), None
+    was_warm = server.warm
+    if requested == "forkserver":
+        _wait_for_server()
+    if requested != "auto":
+        return Choice(requested, "as you asked", was_warm), pack()
+    if not was_warm and hasattr(os, "fork") and not unsafe_to_fork():
+        server.warm_up()
+        return Choice("fork", "safe here, and the fork server is still warming up"), None
+    try:
+        packed = pack()
+    except PayloadError as stuck:
+        hazards = unsafe_to_fork()
+        if hazards:
+            raise PayloadError(
+                f"{stuck}\nAnd fork, which would need no sending, is unsafe: {_join(hazards)}."
+            ) from None
+        return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
+    _wait_for_server()
+    return Choice("forkserver", "everything that it uses can travel", was_warm), packed
+
+
+def _wait_for_server() -> None:
+    try:
+        server.get()
+    except OSError as failure:
+        raise StartError(f"the fork server cannot start: {failure}. Use -m fork or -m spawn.") from failure
+
+
+def _join(hazards: list[str]) -> str:
+    return "; and ".join(hazards)

@@ -1,0 +1,195 @@
+"""What can go wrong in a run, and how several failures become the one error that is raised.
+
+SpawnError
+├── UsageError            an option or an argument makes no sense
+├── StartError            no rank could be started, or not in the way that was asked for
+├── PayloadError          something that the ranks need, or a rank's value, cannot travel between processes
+├── RankRaisedError       a rank raised              (also torch.multiprocessing.ProcessRaisedException)
+├── RankExitedError       a rank ended by itself     (also torch.multiprocessing.ProcessExitedException)
+└── RunTimeoutError       the time of ``timeout`` ran out
+
+An interrupt stays ``KeyboardInterrupt``.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from nbspawn.status import ranges
+
+
+class SpawnError(Exception):
+    """Anything that nbspawn raises about a run. In a notebook it is shown as ``lines``, not as our own frames."""
+
+    lines: tuple[str, ...] = ()
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's hook: what the cell's error looks like."""
+        return list(self.lines) or [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(SpawnError, ValueError):
+    """An option or an argument makes no sense; nothing was started."""
+
+
+class StartError(SpawnError):
+    """No rank was started, or not in the way that was asked for."""
+
+
+class PayloadError(SpawnError):
+    """A variable of the cell, or a rank's value, cannot travel between processes; ``culprit`` says which, shortly."""
+
+    def __init__(self, message: str, culprit: str = "") -> None:
+        super().__init__(message)
+        self.culprit = culprit
+
+
+class RunTimeoutError(SpawnError, TimeoutError):
+    """The run took longer than its ``timeout``; the message says where every rank stood."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed. Times are CLOCK_MONOTONIC seconds."""
+
+    rank: int
+    pid: int
+    time: float
+    exitcode: int | None
+    """As in ``Process.exitcode``; None if the rank raised."""
+    what: str
+    """One line: 'KeyError: 'hieght'' or 'terminated with signal SIGSEGV'."""
+    traceback: str = ""
+    rendered: tuple[str, ...] = ()
+    line: int | None = None
+    """The line of the cell, 1-based."""
+    last_words: str = ""
+    """The end of the log of a rank that ended without raising."""
+    log_path: str = ""
+
+    @property
+    def told(self) -> str:
+        """``what``, and the cell's line where there is one."""
+        return self.what if self.line is None else f"{self.what} (line {self.line})"
+
+    @property
+    def is_echo(self) -> bool:
+        """Is this only the sound of a peer's end? Such errors come from collectives whose other side has gone."""
+        return any(sign in self.what or sign in self.traceback for sign in _ECHOES)
+
+
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistNetworkError",
+    "Broken pipe",
+    "remote process exited or there was a network error",  # NCCL
+    "Timed out waiting",
+)
+
+
+def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
+    """By time, but echoes of a peer's end behind everything else: ranks that fail later fail because of the first."""
+    return sorted(failures, key=lambda failure: (failure.is_echo, failure.time))
+
+
+class _RankError(SpawnError):
+    """What both kinds of rank errors carry beside torch's own attributes."""
+
+    rank: int
+    pid: int
+    node: int
+    log_path: str
+    others: tuple[Failure, ...]
+    summary: str
+
+    def describe(self, first: Failure, others: tuple[Failure, ...], world_size: int, context: Sequence[str]) -> None:
+        """Set the attributes that every version of torch lacks or names differently."""
+        self.rank, self.pid, self.node = first.rank, first.pid, 0
+        self.log_path, self.others = first.log_path, others
+        self.summary = f"rank {first.rank} of {world_size}: {first.told}"
+        after = [*_follow(others), *context]
+        detail = first.rendered or tuple((first.traceback or first.last_words).rstrip("\n").split("\n"))
+        self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
+
+
+class RankRaisedError(_RankError, ProcessRaisedException):
+    """A rank raised; ``str`` ends with its traceback, as torch's does."""
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (type(self), (self.msg, self.error_index, self.pid), self.__dict__)
+
+
+class RankExitedError(_RankError, ProcessExitedException):
+    """A rank was killed, crashed, or left without finishing. ``exit_code`` and ``signal_name`` as in torch."""
+
+    def __reduce__(self) -> Any:
+        arguments = (self.msg, self.error_index, self.pid, self.exit_code, self.signal_name)
+        return _rebuilt, (type(self), arguments, self.__dict__)
+
+
+def _rebuilt(kind: type[SpawnError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> SpawnError:
+    error = kind(*arguments)
+    error.__dict__.update(attributes)
+    return error
+
+
+def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[str] = ()) -> SpawnError:
+    """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines."""
+    first, *rest = root_cause_first(failures)
+    others = tuple(rest)
+    head = f"rank {first.rank} of {world_size}: {first.told}"
+    error: RankRaisedError | RankExitedError
+    if first.exitcode is None:
+        told = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
+        error = RankRaisedError("\n".join(told) + "\n" + first.traceback, first.rank, first.pid)
+    else:
+        told = [head, *_follow(others), *context, *([first.last_words] if first.last_words else [])]
+        error = RankExitedError(
+            "\n".join(told),
+            first.rank,
+            first.pid,
+            exit_code=first.exitcode,
+            signal_name=signal_name(first.exitcode) if first.exitcode < 0 else None,
+        )
+    error.describe(first, others, world_size, context)
+    return error
+
+
+def _follow(others: Sequence[Failure]) -> list[str]:
+    """A line for each thing that went wrong after the first, with the ranks that say it."""
+    same: dict[str, list[int]] = {}
+    for other in others:
+        same.setdefault(other.told, []).append(other.rank)
+    return [f"also rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {told}" for told, ranks in same.items()]
+
+
+def signal_name(exitcode: int) -> str:
+    """'SIGSEGV' for -11."""
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"<Unknown signal {-exitcode}>"
+
+
+def exit_text(rank: int, exitcode: int, text: str = "") -> str:
+    """torch's wording for a process that ended without raising, and what is likely behind it."""
+    if exitcode < 0:
+        name = signal_name(exitcode)
+        told = f"process {rank} terminated with signal {name}"
+        return told + _LIKELY.get(name, "")
+    if exitcode == 0:
+        return f"process {rank} terminated with exit code 0 before it had finished (os._exit, or its main thread died)"
+    return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")
+
+
+_LIKELY = {
+    "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
+    "SIGSEGV": " (a crash in native code; the stack is in the rank's log)",
+    "SIGBUS": " (often a full /dev/shm)",
+}

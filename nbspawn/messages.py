@@ -1,0 +1,203 @@
+"""What travels between the kernel and its ranks: events up, commands down, one frozen dataclass each.
+
+A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (rank/channel.py, engine/channel.py).
+Every frame is one pickled object of this file and nothing else. ``RunFunction`` and ``RunCell`` come with the launch
+(rank/launch.py). The order that is promised:
+
+- per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
+  ``DisplayData``, ``ClearOutput`` and ``InputRequest``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``. ``Exited`` comes last and is the engine's own word, not the rank's.
+- ``Printed`` comes from the rank's log file (engine/logs.py), never over the channel. Events that carry ``offset``
+  say how long the log was when they were sent: the engine hands out the log up to there before the event, so that
+  prints and displays keep their order exactly.
+- nothing is promised between ranks, but ``time`` is CLOCK_MONOTONIC in seconds and comparable on one host.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+# ---------------------------------------------------------------- events: rank -> kernel
+
+
+@dataclass(frozen=True)
+class Started:
+    """The rank's process is set up and about to run its first command."""
+
+    rank: int
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True)
+class DisplayData:
+    """A mime bundle that the rank displayed; ``update`` replaces an earlier one with the same display id."""
+
+    rank: int
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    transient: Mapping[str, Any]
+    update: bool
+    offset: int
+
+
+@dataclass(frozen=True)
+class ClearOutput:
+    """``clear_output()`` in a rank: earlier displays of that rank are to be emptied."""
+
+    rank: int
+    wait: bool
+    offset: int
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """``input()`` or ``getpass()`` in a rank, which now blocks until an ``InputReply`` comes."""
+
+    rank: int
+    prompt: str
+    password: bool
+    offset: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception left the cell or the function. ``rendered`` are the coloured lines that a notebook shows.
+
+    ``line`` is the innermost line of the running cell in the traceback (1-based, as the person sees it), None for a
+    plain function.
+    """
+
+    rank: int
+    time: float
+    name: str
+    message: str
+    traceback: str
+    rendered: tuple[str, ...]
+    line: int | None
+    offset: int
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The rank finished; ``value`` is a ``payload.Value`` (packed bytes, or why it could not be packed)."""
+
+    rank: int
+    time: float
+    value: Any
+    offset: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The rank's code called ``sys.exit`` with a code other than 0 (``text`` if it was not a number)."""
+
+    rank: int
+    time: float
+    code: int
+    text: str
+    offset: int
+
+
+# ---------------------------------------------------------------- events: the engine's own
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Text from a rank's log: complete ``lines`` (no newline) and the unfinished ``current`` line (progress bars)."""
+
+    rank: int
+    lines: tuple[str, ...]
+    current: str
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The engine asked this rank to end: ``how`` is 'interrupt', 'SIGTERM' or 'SIGKILL'."""
+
+    rank: int
+    time: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number)."""
+
+    rank: int
+    time: float
+    code: int
+
+
+# ---------------------------------------------------------------- commands: kernel -> rank
+
+
+@dataclass(frozen=True)
+class RunFunction:
+    """Call ``fn(rank, *args)``. ``job`` is the header of the packed ``(fn, args)``, None if they are inherited."""
+
+    job: Any
+
+
+@dataclass(frozen=True)
+class RunCell:
+    """Run a notebook cell. ``job`` is the header of the packed dict of the notebook variables that the cell uses, None
+    if they are inherited.
+
+    ``source`` is the cell's body with the magic's line as a leading comment, so that line numbers are the person's;
+    ``first_line`` is that line as the person typed it; ``filename`` and ``number`` are IPython's names for the cell;
+    ``sources`` holds ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks
+    and ``inspect.getsource``.
+    """
+
+    job: Any
+    source: str
+    first_line: str
+    filename: str
+    number: int
+    sources: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    colors: str = "NoColor"
+
+
+@dataclass(frozen=True)
+class InputReply:
+    """The answer to an ``InputRequest``: ``kind`` is 'text', 'eof', 'interrupt' or 'refused' (``text`` says why)."""
+
+    kind: str
+    text: str = ""
+
+
+Event = Union[Started, DisplayData, ClearOutput, InputRequest, Raised, Returned, Leaving, Printed, Stopping, Exited]
+Command = Union[RunFunction, RunCell, InputReply]
+
+# ---------------------------------------------------------------- the wire
+
+_LENGTH = struct.Struct("!Q")
+
+
+def encode(message: Event | Command) -> bytes:
+    """One frame: eight bytes of length (network order), then the pickled message."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns the bytes of a stream socket back into messages, however they were cut."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the messages that ``data`` completes."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield pickle.loads(body)

@@ -1,0 +1,70 @@
+"""From the text under ``%%spawn`` to a job: IPython's name for the cell, its line numbers, the variables that it uses."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import textwrap
+from typing import Any
+
+from nbspawn.engine.launch import CellJob
+from nbspawn.errors import SpawnError
+from nbspawn.messages import RunCell
+from nbspawn.names import names_used
+
+
+def job(shell: Any, line: str, body: str) -> CellJob:
+    """Raises the cell's SyntaxError, shown as any cell's would be."""
+    filename = _cell_name(shell)
+    source = _with_line_numbers(line, body)
+    try:
+        names = names_used(source, filename, shell.transform_cell)
+    except SyntaxError as error:
+        raise _syntax_error(shell, error) from None
+    command = RunCell(
+        job=None,
+        source=source,
+        first_line=f"%%spawn {line}".rstrip() + "\n",
+        filename=filename,
+        number=_numbers(shell).get(filename, shell.execution_count),
+        sources=_sources(shell),
+        colors=shell.colors,
+    )
+    # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
+    own = {name for name, value in shell.user_ns_hidden.items() if shell.user_ns.get(name) is value}
+    return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
+
+
+def _with_line_numbers(line: str, body: str) -> str:
+    """The magic's line stays as a comment, so that line 5 of a traceback is line 5 of the cell. A cell magic inside has
+    to come first."""
+    if body.lstrip().startswith("%%"):
+        return body
+    return "# %%spawn " + line + "\n" + textwrap.dedent(body)
+
+
+def _cell_name(shell: Any) -> str:
+    """The file name under which IPython has compiled the cell that is running."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals is not shell.user_ns:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_code.co_filename if frame is not None else "<nbspawn cell>"
+
+
+def _numbers(shell: Any) -> dict[str, int]:
+    """File name -> execution count; IPython 7 does not keep it."""
+    return getattr(shell.compile, "_filename_map", {})
+
+
+def _sources(shell: Any) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """The notebook's other cells, as tracebacks in the ranks will look for them."""
+    numbers = _numbers(shell)
+    cached = getattr(linecache, "_ipython_cache", {}) or {name: linecache.cache.get(name) for name in numbers}
+    return {name: (numbers.get(name, 0), tuple(entry[2])) for name, entry in cached.items() if entry is not None}
+
+
+def _syntax_error(shell: Any, error: SyntaxError) -> SpawnError:
+    """Named as what it is, but no subclass: IPython would show our own frames for one."""
+    shown = type(type(error).__name__, (SpawnError,), {})(str(error))
+    shown.lines = tuple(shell.SyntaxTB.structured_traceback(type(error), error, []))
+    return shown

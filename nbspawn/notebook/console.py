@@ -1,0 +1,78 @@
+"""A run in a terminal: the ranks' output scrolls, the table stays below it and is drawn again in place."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+
+from nbspawn.messages import DisplayData, Event, InputReply, InputRequest, Printed
+from nbspawn.render import text
+from nbspawn.status import Run
+from nbspawn.views import StreamView
+
+REDRAW = 0.2  # seconds between two redraws, at least
+CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
+
+_UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up, then clear to the end of the screen
+
+
+class ConsoleView(StreamView):
+    """Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the table is drawn once, at the end."""
+
+    def __init__(self, live: bool, table: bool = True) -> None:
+        self._live = live
+        self._table = table
+        self._height = 0
+        self._drawn: Run | None = None
+        self._drawn_at = 0.0
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        """Output above, table below; a display is shown as its text."""
+        printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
+        self.write(self.stream.feed(printed))
+        passed = time.monotonic() - self._drawn_at
+        if self._live and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
+            self._draw(run)
+
+    def ask(self, request: InputRequest) -> InputReply:
+        """The prompt takes the table's place."""
+        self._erase()
+        return super().ask(request)
+
+    def close(self, run: Run) -> bool:
+        """The last table stays."""
+        cut = super().close(run)
+        self._draw(run)
+        return cut
+
+    def write(self, output: str) -> None:
+        """Above the table."""
+        if output:
+            self._erase()
+            super().write(output)
+
+    def _erase(self) -> None:
+        if self._height:
+            sys.stdout.write(_UP_AND_CLEAR.format(self._height))
+            self._height, self._drawn_at = 0, 0.0
+
+    def _draw(self, run: Run) -> None:
+        self._erase()
+        self._drawn, self._drawn_at = run, time.monotonic()
+        if self._table:
+            columns, rows = shutil.get_terminal_size()
+            lines = text.table(run, self._drawn_at, width=columns - 1, color=self._live).split("\n")
+            # A table higher than the screen would scroll, and what has scrolled cannot be erased.
+            shown = lines if run.over else lines[: max(1, rows - 2)]
+            print("\n".join(shown), flush=True)
+            self._height = 0 if run.over or not self._live else len(shown)
+
+
+def _as_text(event: Printed | DisplayData) -> Printed:
+    if isinstance(event, Printed):
+        return event
+    if event.update:
+        return Printed(event.rank, (), "")
+    return Printed(event.rank, tuple(str(event.data.get("text/plain", "<display>")).splitlines()), "")

@@ -1,0 +1,78 @@
+"""A run under a notebook's cell: the table as the cell's first output, the ranks' output below it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from nbspawn.messages import ClearOutput, DisplayData, Event, Printed
+from nbspawn.notebook.displays import RankDisplays
+from nbspawn.render import html, text
+from nbspawn.status import Run
+from nbspawn.views import StreamView
+
+REDRAW = 0.1  # seconds between two redraws, at least
+CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
+
+
+class NotebookView(StreamView):
+    """One display that is updated in place, so that a saved notebook holds the last state, readable with no kernel.
+
+    ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all.
+    """
+
+    budget = 200_000
+    """Bytes of text; a Jupyter server drops everything, errors too, of a cell that prints too fast."""
+
+    def __init__(self, shell: Any, kind: str) -> None:
+        self._shell = shell
+        self._kind = kind
+        self._id = f"nbspawn-{uuid.uuid4().hex}"
+        self._drawn: Run | None = None
+        self._drawn_at = 0.0
+        self._displays = RankDisplays(shell.display_pub.publish, self._say)
+
+    def open(self, run: Run) -> None:
+        """The table comes first, above all that the ranks will print."""
+        super().open(run)
+        self._draw(run, update=False)
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        """Print and display in the order of the events; redraw if it is time."""
+        printed: list[Printed] = []
+        for event in events:
+            if isinstance(event, Printed):
+                printed.append(event)
+            elif isinstance(event, (DisplayData, ClearOutput)):
+                self.write(self.stream.feed(printed))
+                printed = []
+                if isinstance(event, DisplayData):
+                    self._displays.show(event)
+                else:
+                    self._displays.clear(event)
+        self.write(self.stream.feed(printed))
+        passed = time.monotonic() - self._drawn_at
+        if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
+            self._displays.flush()
+            self._draw(run, update=True)
+
+    def close(self, run: Run) -> bool:
+        """The final state stays."""
+        cut = super().close(run)
+        self._displays.finish()
+        self._draw(run, update=True)
+        return cut
+
+    def _say(self, rank: int, lines: list[str]) -> None:
+        self.write(self.stream.feed([Printed(rank, tuple(lines), "")]))
+
+    def _draw(self, run: Run, update: bool) -> None:
+        self._drawn, self._drawn_at = run, time.monotonic()
+        if self._kind == "quiet":
+            return
+        data = {"text/plain": text.table(run, self._drawn_at)}
+        if self._kind == "html":
+            data["text/html"] = html.table(run, self._drawn_at)
+        self._shell.display_pub.publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

@@ -1,0 +1,73 @@
+"""The rank's end of its channel to the kernel: blocking, thread-safe, never cut in the middle of a frame."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nbspawn.messages import Command, Decoder, Event, InputReply, InputRequest, encode
+
+_CHUNK = 1 << 16
+
+
+class Channel:
+    """Connects to the kernel's socket at ``path``; raises OSError if no kernel listens there any more."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(os.fspath(path))
+        self._decoder = Decoder()
+        self._commands: deque[Command] = deque()
+        # Reentrant: a signal handler of the person's own may display something while the same thread sends.
+        self._send_lock = threading.RLock()
+        self._ask_lock = threading.Lock()
+        self.sending = 0
+        self.on_sent: list[Any] = []
+
+    @contextmanager
+    def _whole_frame(self) -> Iterator[None]:
+        """An interrupt that lands here waits (rank/signals.py): half a frame would garble everything after it."""
+        with self._send_lock:
+            self.sending += 1
+            try:
+                yield
+            finally:
+                self.sending -= 1
+        while self.on_sent and not self.sending:
+            self.on_sent.pop()()
+
+    def send(self, event: Event) -> None:
+        """Send one event. A kernel that has gone is no error: the lifeline ends this process anyway."""
+        frame = encode(event)
+        with self._whole_frame():
+            try:
+                self._socket.sendall(frame)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+
+    def receive(self) -> Command:
+        """Wait for the next command; raises EOFError when the kernel has closed the channel."""
+        while not self._commands:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise EOFError("the kernel has closed the channel")
+            self._commands.extend(self._decoder.feed(data))
+        return self._commands.popleft()
+
+    def ask(self, request: InputRequest) -> InputReply:
+        """Send a question and wait for its answer; threads of one rank take turns."""
+        with self._ask_lock:
+            self.send(request)
+            reply = self.receive()
+            assert isinstance(reply, InputReply)
+            return reply
+
+    def close(self) -> None:
+        """Close the socket; the kernel reads what was sent before."""
+        self._socket.close()

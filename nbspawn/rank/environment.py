@@ -1,0 +1,74 @@
+"""The rank's environment as torchrun sets it, its threads, and the process group of ``--backend``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nbspawn.rank.channel import Channel
+from nbspawn.rank.launch import RankInfo
+
+
+def set_environment(info: RankInfo) -> None:
+    """Replace ``os.environ`` by the kernel's at launch (a fork server's is as old as the server), plus this rank's own
+    part of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
+    own = {name: str(info.rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+    wanted = {**info.launch.env, **own}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def serve_own_rendezvous(info: RankInfo) -> None:
+    """Let code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meet there, as under ``mp.spawn``.
+
+    With TORCHELASTIC_USE_AGENT_STORE set every rank is a client of the kernel's store. Under torchrun the same code
+    hangs, because then nobody serves the port of its own choice; here rank 0 does.
+    """
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
+        return
+    create = rendezvous._create_c10d_store
+    ours = int(info.launch.env["MASTER_PORT"])
+
+    def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        if port == ours:
+            return create(hostname, port, *args, **kwargs)
+        agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        try:
+            return create(hostname, port, *args, **kwargs)
+        finally:
+            if agent is not None:
+                os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
+
+    rendezvous._create_c10d_store = create_store
+
+
+def set_threads(info: RankInfo) -> None:
+    """Intra-op threads: in a forked process OpenMP has read OMP_NUM_THREADS long ago, so torch is told."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(info.launch.threads)
+
+
+@contextmanager
+def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.
+
+    The store is a file in the run's private directory: no port, no look-up of the host's name (a TCPStore asks
+    reverse DNS for 127.0.0.1, which can take 5 s).
+    """
+    launch = info.launch
+    if launch.backend is None:
+        yield
+        return
+    import torch.distributed as dist
+
+    store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
+    dist.init_process_group(launch.backend, store=store, rank=info.rank, world_size=launch.world_size)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,91 @@
+"""What a rank is told before its first command, and where the files of its run lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+from nbspawn.messages import RunCell, RunFunction
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run: ``private`` is a 0700 directory of the kernel, ``logs`` may be the person's own."""
+
+    private: Path
+    logs: Path
+
+    @property
+    def socket(self) -> Path:
+        """The kernel listens here; each rank connects once."""
+        return self.private / "socket"
+
+    @property
+    def lifeline(self) -> Path:
+        """A FIFO that only the kernel holds open for writing: its end is the kernel's death."""
+        return self.private / "lifeline"
+
+    @property
+    def interrupts(self) -> Path:
+        """One byte a rank: how many interrupts the kernel has announced to it."""
+        return self.private / "interrupts"
+
+    @property
+    def store(self) -> Path:
+        """The FileStore of the process group that ``--backend`` makes."""
+        return self.private / "store"
+
+    def log(self, rank: int) -> Path:
+        """Everything that the rank wrote to its fds 1 and 2."""
+        return self.logs / f"rank-{rank}.log"
+
+    def stack(self, rank: int) -> Path:
+        """Where faulthandler writes the rank's stack when it is asked for it."""
+        return self.private / f"stack-{rank}"
+
+
+class SentFd:
+    """A file descriptor as an argument of a process that is being started; multiprocessing duplicates it on the way."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.fd)
+
+    def __setstate__(self, sent: Any) -> None:
+        self.fd = sent.detach()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run's settings, the same object for every rank (torch passes the same ``args`` to all)."""
+
+    world_size: int
+    method: str
+    """The start method: 'fork', 'forkserver' or 'spawn'."""
+    files: RunFiles
+    env: dict[str, str]
+    """The whole environment of the ranks, but for the variables that differ by rank."""
+    threads: int
+    """Intra-op threads of torch and OpenMP in each rank."""
+    backend: str | None
+    """The process group to make before the first command runs, None for none."""
+    command: RunFunction | RunCell
+    """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
+    inherited: Any = None
+    """Under fork: the job itself, which the rank has by inheritance."""
+    payload: SentFd | None = None
+    """Else: the packed job."""
+    beside: tuple[Any, ...] = ()
+    """And what can travel only as an argument of a process that is being started (payload.Packed.beside)."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Which rank this process is, and its run."""
+
+    rank: int
+    launch: Launch

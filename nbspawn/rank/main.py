@@ -1,0 +1,112 @@
+"""The rank's whole life, from the top down: become a rank, say so, run what the kernel sends, leave."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NoReturn
+
+from nbspawn import payload
+from nbspawn.messages import Event, Raised, Returned, RunCell, Started
+from nbspawn.rank import environment, outcome, process, prompts, stacks, stdio
+from nbspawn.rank.channel import Channel
+from nbspawn.rank.launch import Launch, RankInfo
+
+Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
+
+# Entered in this order once the rank has said that it started; left in the other order, and only in good order: a
+# rank that failed leaves at once, because teardown (NCCL's above all) can hang and would hide the error.
+FEATURES: tuple[Feature, ...] = (prompts.answered_by_kernel, environment.process_group)
+
+
+def main(rank: int, launch: Launch) -> None:
+    """torch.multiprocessing's ``fn(i, *args)``: everything that a rank does happens below this call."""
+    info = RankInfo(rank, launch)
+    process.own_process_group()
+    stdio.redirect(launch.files.log(rank))
+    process.die_with_kernel(launch.files.lifeline)
+    if launch.method == "fork":
+        process.drop_inherited_sockets()
+        _forget_event_loop()
+    else:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        _reseed_numpy()
+    environment.set_environment(info)
+    environment.set_threads(info)
+    environment.serve_own_rendezvous(info)
+    stacks.report_crashes()
+    stacks.answer(launch.files.stack(rank))
+    channel = Channel(launch.files.socket)
+    interrupts = process.Interrupts(launch.files.interrupts, rank)
+    interrupts.install(channel)
+    channel.send(Started(rank, os.getpid(), time.monotonic()))
+    with ExitStack() as features:
+        try:
+            with interrupts.enabled():
+                for feature in FEATURES:
+                    features.enter_context(feature(info, channel))
+        except BaseException as error:
+            _leave(channel, outcome.failed(rank, error, skip=__file__))
+        ended = _run(info, channel, interrupts)
+        if not isinstance(ended, Returned):
+            _leave(channel, ended)
+        channel.send(ended)
+    stdio.flush()
+    channel.close()
+
+
+def _run(info: RankInfo, channel: Channel, interrupts: process.Interrupts) -> outcome.Outcome:
+    command = info.launch.command
+    if isinstance(command, RunCell):
+        from nbspawn.rank import shell
+
+        return shell.run(command, lambda: _job(info), info, channel, interrupts)
+    if "IPython" in sys.modules:
+        from nbspawn.rank import shell
+
+        shell.attach(info, channel)
+    try:
+        with interrupts.enabled():
+            job = _job(info)
+            return outcome.returned(info.rank, job["fn"](info.rank, *job["args"]))
+    except BaseException as error:
+        return outcome.failed(info.rank, error, skip=__file__)
+
+
+def _job(info: RankInfo) -> Any:
+    """The function and its arguments, or the variables that a cell uses: inherited by fork, else loaded."""
+    launch = info.launch
+    if launch.payload is None:
+        return launch.inherited
+    try:
+        return payload.load(launch.payload.fd, launch.command.job, launch.beside, vars(sys.modules["__main__"]))
+    finally:
+        os.close(launch.payload.fd)
+
+
+def _leave(channel: Channel, ended: Event) -> NoReturn:
+    """Report, flush, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could wait for a peer."""
+    stdio.flush()
+    channel.send(ended)
+    channel.close()
+    os._exit(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
+
+
+def _forget_event_loop() -> None:
+    """A forked rank has the kernel's event loop, marked as running, and shares its epoll with the kernel."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None:
+        asyncio._set_running_loop(None)
+        asyncio.set_event_loop(asyncio.new_event_loop())
+
+
+def _reseed_numpy() -> None:
+    """Ranks are copies of one fork server, and so would be numpy's random numbers, in every rank and in every run.
+    (``random`` reseeds itself after a fork; torch starts from its fixed default seed, as in any new process.)"""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()

@@ -1,0 +1,61 @@
+"""How a command ended, as the event that says so: a value, an exception, an exit."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from types import TracebackType
+
+from nbspawn import payload
+from nbspawn.messages import Leaving, Raised, Returned
+from nbspawn.rank import stdio
+
+Outcome = Returned | Raised | Leaving
+
+
+def returned(rank: int, value: object) -> Returned:
+    """The value travels packed; one that cannot is replaced by its text (payload.Value)."""
+    packed = payload.Value.of(value)
+    return Returned(rank, time.monotonic(), packed, stdio.log_offset())
+
+
+def failed(
+    rank: int, error: BaseException, rendered: tuple[str, ...] = (), cell: str | None = None, skip: str | None = None
+) -> Raised | Leaving | Returned:
+    """What ``error`` means: ``sys.exit(0)`` is an end in good order, other exits leave, the rest is raised.
+
+    ``cell`` is the file name of the running cell; ``skip`` that of the code whose frames, outermost in the traceback,
+    are not the person's.
+    """
+    moment = time.monotonic()
+    if isinstance(error, SystemExit):
+        if error.code is None or error.code == 0:
+            return returned(rank, None)
+        if isinstance(error.code, int):
+            return Leaving(rank, moment, error.code, "", stdio.log_offset())
+        return Leaving(rank, moment, 1, str(error.code), stdio.log_offset())
+    frames = _without(error.__traceback__, skip)
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    line = _innermost_line(frames, cell) if cell is not None else None
+    return Raised(rank, moment, type(error).__name__, _message(error), text, rendered, line, stdio.log_offset())
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # a person's __str__ may raise; the error that it belongs to must still be told
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _without(frames: TracebackType | None, skip: str | None) -> TracebackType | None:
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == skip:
+        frames = frames.tb_next
+    return frames
+
+
+def _innermost_line(frames: TracebackType | None, filename: str) -> int | None:
+    line = None
+    for frame, number in traceback.walk_tb(frames):
+        if frame.f_code.co_filename == filename:
+            line = number
+    return line

@@ -1,0 +1,133 @@
+"""Makes a process a rank of its own: its process group, its death with the kernel, its interrupts, its open sockets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from nbspawn.rank.channel import Channel
+
+_F_SETSIG = 10  # <fcntl.h>, Linux; Python names it only since 3.13 or so
+_PR_SET_PDEATHSIG = 1
+
+
+def own_process_group() -> None:
+    """Leave the kernel's process group: jupyter_client interrupts that group as a whole, and only the kernel decides
+    what reaches a rank. A group of its own also lets one ``killpg`` take the rank's children along."""
+    os.setpgid(0, 0)
+
+
+def die_with_kernel(lifeline: Path) -> None:
+    """Have the operating system kill this process group when the kernel's end of the FIFO closes.
+
+    torch asks for SIGINT at the death of the *thread* that started the rank: wrong signal (a rank in C code does not
+    notice it) and wrong moment (a launcher thread may end early), so that is cleared first. On Linux ``F_SETSIG``
+    makes the end of the FIFO a SIGKILL, with no help from this process, its GIL or its fork server. Elsewhere a
+    thread watches it. Opening the FIFO here gives this rank a file description of its own, and so an owner of its
+    own for the signal.
+    """
+    _clear_parent_death_signal()
+    fd = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if hasattr(signal, "SIGRTMIN"):
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    else:
+        threading.Thread(target=_watch, args=(fd,), name="nbspawn-lifeline", daemon=True).start()
+
+
+def _clear_parent_death_signal() -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def _watch(fd: int) -> None:
+    select.select([fd], [], [])
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def drop_inherited_sockets() -> None:
+    """After fork: let go of the kernel's listening sockets and of the connections that they accepted.
+
+    A rank that outlived its kernel with them open would keep a restarted kernel from binding its ports ("Address
+    already in use"). The numbers stay taken (by /dev/null), so that no library closes a stranger's file by mistake.
+    """
+    held: list[tuple[int, tuple[object, ...], bool]] = []
+    for name in os.listdir("/dev/fd"):
+        fd = int(name)
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as held_socket:
+                if held_socket.family in (socket.AF_INET, socket.AF_INET6):
+                    listening = bool(held_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+                    held.append((fd, held_socket.getsockname()[:2], listening))
+        except OSError:
+            continue  # closed since it was listed (the listing's own descriptor)
+    ports = {address[1] for _, address, listening in held if listening}
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd, address, _ in held:
+        if address[1] in ports:
+            os.dup2(null, fd, inheritable=False)
+    os.close(null)
+
+
+class Interrupts:
+    """The rank's SIGINT handler: raises KeyboardInterrupt once for each interrupt that the kernel announced.
+
+    VS Code signals every descendant of the kernel, a terminal its whole foreground group: whoever sends, a signal
+    that the kernel did not announce (in the run's ``interrupts`` file) is not for this rank.
+    """
+
+    def __init__(self, announcements: Path, rank: int) -> None:
+        self._fd = os.open(announcements, os.O_RDONLY | os.O_CLOEXEC)
+        self._rank = rank
+        self._seen = 0
+        self._pending = False
+        self._enabled = False
+        self._channel: Channel | None = None
+
+    def install(self, channel: Channel) -> None:
+        """Take SIGINT over; SIGTERM ends the rank at once, as it would end a fresh process."""
+        self._channel = channel
+        signal.signal(signal.SIGINT, self)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+    @contextmanager
+    def enabled(self) -> Iterator[None]:
+        """While the person's code runs. An interrupt that came before is raised on entry."""
+        self._enabled = True
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._enabled = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        announced = os.pread(self._fd, 1, self._rank)
+        if not announced or announced[0] == self._seen:
+            return
+        self._seen = announced[0]
+        self._pending = True
+        if self._channel is not None and self._channel.sending:
+            self._channel.on_sent.append(self._raise_pending)
+        else:
+            self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pending and self._enabled:
+            self._pending = False
+            raise KeyboardInterrupt

@@ -1,0 +1,231 @@
+"""Runs a cell in the rank's IPython shell and sends what it displays to the kernel.
+
+The one module of the rank that imports IPython. Under fork the shell is the kernel's own, inherited: its sockets,
+history and comms must never be used again. Else it is a light InteractiveShell that the fork server made beforehand.
+"""
+
+from __future__ import annotations
+
+import base64
+import linecache
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from IPython import get_ipython
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from nbspawn.messages import ClearOutput, DisplayData, RunCell
+from nbspawn.rank import device, outcome, prompts, stdio
+from nbspawn.rank.channel import Channel
+from nbspawn.rank.launch import RankInfo
+from nbspawn.rank.process import Interrupts
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class RankShell(InteractiveShell):
+    """A shell without a front end of its own: no history file, no GUI loop."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Nothing to enable: figures are displayed as images (``%matplotlib inline`` calls this)."""
+
+
+def instance() -> InteractiveShell:
+    """The process's shell; made if there is none."""
+    shell = get_ipython()
+    if shell is None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.HistoryManager.hist_file = ":memory:"
+        config.InteractiveShell.colors = "NoColor"
+        shell = RankShell.instance(config=config)
+        shell.display_formatter.active_types = shell.display_formatter.format_types
+    return shell
+
+
+def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
+    """Send the shell's displays and prompts to the kernel, and cut what an inherited one still holds of it."""
+    shell = instance()
+    shell.display_pub = RankDisplayPublisher(info, channel)
+    shell.displayhook = RankDisplayHook(shell=shell, parent=None)
+    shell.display_trap.hook = shell.displayhook
+    sys.displayhook = shell.displayhook
+    # system_raw runs `!cmd` in this rank's process group and straight into its log; the default's pseudo-terminal
+    # would put it in a session of its own, where it would outlive the rank.
+    shell.system = shell.system_raw
+    shell.history_manager.enabled = False
+    if hasattr(shell, "kernel"):
+        _silence_kernel(shell, info, channel)
+    _plain_progress_bars(shell)
+    return shell
+
+
+def run(
+    command: RunCell,
+    variables: Callable[[], Mapping[str, Any]],
+    info: RankInfo,
+    channel: Channel,
+    interrupts: Interrupts,
+) -> outcome.Outcome:
+    """Run the cell; its last expression is the value. Tracebacks and ``inspect.getsource`` see the notebook's cells."""
+    shell = attach(info, channel)
+    if info.launch.method != "fork":
+        shell.user_module = sys.modules["__main__"]
+        shell.user_ns = vars(shell.user_module)
+        shell.init_user_ns()
+        _learn_sources(shell, command)
+    shell.colors = command.colors
+    shell.execution_count = command.number
+    _name_cell(shell, command)
+    rank, launch = info.rank, info.launch
+    rendered: list[str] = []
+
+    def remember(self: object, kind: type, error: BaseException, lines: list[str] | str) -> None:
+        rendered[:] = [lines] if isinstance(lines, str) else lines
+
+    shell._showtraceback = types.MethodType(remember, shell)
+    # IPython's advice after sys.exit() in a cell; in a rank it is an ordinary way to leave.
+    warnings.filterwarnings("ignore", message="To exit: use")
+    try:
+        with interrupts.enabled():
+            shell.user_ns.update(variables())
+            shell.user_ns.update(
+                rank=rank,
+                local_rank=rank,
+                world_size=launch.world_size,
+                device=device.choose(rank),
+                __name__="__main__",
+            )
+            ran = shell.run_cell(command.source, store_history=False)
+    except BaseException as early:  # a variable that does not load here, an interrupt outside of the cell's own code
+        return outcome.failed(rank, early, cell=command.filename, skip=__file__)
+    error = ran.error_before_exec or ran.error_in_exec
+    if error is not None:
+        return outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER)
+    return outcome.returned(rank, ran.result)
+
+
+_RUNNER = InteractiveShell.run_code.__code__.co_filename
+
+
+def _name_cell(shell: InteractiveShell, command: RunCell) -> None:
+    """Compile under the notebook's own name for the cell, and show its first line as the person typed it."""
+    remember = shell.compile.cache
+
+    def cache(*args: Any, **kwargs: Any) -> str:
+        name: str = remember(*args, **kwargs)
+        size, when, lines, path = linecache.cache[name]  # type: ignore[misc]
+        if lines and lines[0].startswith("# %%spawn"):
+            linecache.cache[name] = (size, when, [command.first_line, *lines[1:]], path)
+        return name
+
+    shell.compile.get_code_name = lambda raw, transformed, number: command.filename
+    shell.compile.cache = cache
+
+
+def _learn_sources(shell: InteractiveShell, command: RunCell) -> None:
+    for name, (number, lines) in command.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
+        if hasattr(shell.compile, "_filename_map"):  # IPython >= 8: what prints "Cell In[5]"
+            shell.compile._filename_map[name] = number
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """``display()`` in the rank: a message to the kernel, in order with what was printed."""
+
+    def __init__(self, info: RankInfo, channel: Channel) -> None:
+        super().__init__()
+        self._info = info
+        self._channel = channel
+
+    def publish(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        *,
+        transient: Mapping[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Display ids are this rank's own: the same id in two ranks is two displays."""
+        transient = dict(transient or {})
+        if "display_id" in transient:
+            run = self._info.launch.files.private.name
+            transient["display_id"] = f"{run}-{self._info.rank}-{transient['display_id']}"
+        self._channel.send(
+            DisplayData(
+                self._info.rank, _json_ready(data), dict(metadata or {}), transient, bool(update), stdio.log_offset()
+            )
+        )
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Clear this rank's displays, not its peers'."""
+        self._channel.send(ClearOutput(self._info.rank, wait, stdio.log_offset()))
+
+
+class RankDisplayHook(DisplayHook):
+    """The cell's last expression. A value with nothing but text is shown once, in the Results; a richer one (a table,
+    a figure) is displayed where it was made."""
+
+    def write_output_prompt(self) -> None:
+        """The kernel marks what it shows."""
+
+    def write_format_data(self, format_dict: Mapping[str, Any], md_dict: Mapping[str, Any] | None = None) -> None:
+        """Publish a rich value."""
+        if set(format_dict) - {"text/plain"}:
+            self.shell.display_pub.publish(format_dict, md_dict)
+
+    def update_user_ns(self, result: object) -> None:
+        """``_`` as in any cell; no growing ``Out``."""
+        self.shell.user_ns["_"] = result
+
+    def log_output(self, format_dict: Mapping[str, Any]) -> None:
+        """No history."""
+
+    def finish_displayhook(self) -> None:
+        """The default prints a newline."""
+
+
+def _json_ready(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Binary images as base64, as on Jupyter's wire; no widget, whose model lives in a process no front end knows."""
+    ready = {
+        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+        for kind, value in data.items()
+    }
+    if _WIDGET in ready and len(ready) > 1:
+        del ready[_WIDGET]
+    return ready
+
+
+def _silence_kernel(shell: InteractiveShell, info: RankInfo, channel: Channel) -> None:
+    """Under fork: an inherited ZMQ socket hangs for ever when it is used, so nothing of the kernel may speak."""
+    kernel = shell.kernel
+    kernel.session.send = lambda *args, **kwargs: None
+    kernel.session.recv = lambda *args, **kwargs: (None, None)
+    kernel.raw_input = lambda prompt="": prompts.ask(info, channel, prompt, password=False)
+    kernel.getpass = lambda prompt="", *args, **kwargs: prompts.ask(info, channel, prompt, password=True)
+    if "comm" in sys.modules:  # widgets made in a rank (ipywidgets 8) have nobody to talk to
+        import comm
+
+        comm.create_comm = comm.DummyComm
+
+
+def _plain_progress_bars(shell: InteractiveShell) -> None:
+    """``tqdm.auto`` draws a widget where it sees a kernel; in a rank that widget would be dead, the text bar is not."""
+    shell.config.pop("IPKernelApp", None)
+    sys.modules.pop("ipykernel.zmqshell", None)
+    notebook, std = sys.modules.get("tqdm.notebook"), sys.modules.get("tqdm.std")
+    if notebook is None or std is None:
+        return
+    # Already imported by the kernel: taking the widget class's overrides away leaves the text bar that it inherits.
+    widget_bar = notebook.tqdm_notebook
+    for name in [name for name in vars(widget_bar) if name in vars(std.tqdm)]:
+        if name not in ("__module__", "__doc__", "__dict__", "__weakref__"):
+            delattr(widget_bar, name)

@@ -1,0 +1,95 @@
+"""A run as an HTML table: live under the cell, and still in the saved notebook.
+
+It has to read in four places: JupyterLab and Notebook (their colours, by CSS variables), VS Code and Colab (none of
+these variables, light or dark), GitHub and mail (no styles at all), and after a sanitizer. So: a plain table, inline
+styles only, no script, no id, nothing from outside, and no colour that says what no word says.
+
+``python -m nbspawn.render.html > page.html`` draws made-up runs.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..status import Run, State
+from .text import MARKS, Row, clip, duration, heading, notes, rows
+
+# Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
+_WIDTH = 160
+
+# The fallbacks are legible on white and on black.
+_COLOURS: dict[State, str] = {
+    "failed": "var(--jp-error-color1,#e0483e)",
+    "waiting for input": "var(--jp-warn-color1,#d97a00)",
+    "running": "var(--jp-brand-color1,#3b8eea)",
+    "done": "var(--jp-success-color1,#3a9d44)",
+}
+_QUIET = "var(--jp-ui-font-color2,#888)"
+
+# Front ends style tables of their own accord (JupyterLab: right-aligned, zebra), hence much that looks obvious.
+_BOX = (
+    "color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
+    "font-size:var(--jp-ui-font-size1,13px);line-height:20px"
+)
+_LINE = "height:20px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
+_TABLE = (
+    "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0;"
+    "table-layout:fixed;width:100%"
+)
+_ROW = "background:none;height:20px"
+_CELL = "padding:0 14px 0 0"
+_HEAD = "font-weight:normal"
+_MARK = "display:inline-block;width:1.2em"
+_CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
+
+
+def table(run: Run, now: float) -> str:
+    """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
+    ranks, how, time = heading(run, now)
+    drawn = rows(run, now)
+    return "".join(
+        [
+            f'<div style="{_BOX}">',
+            f'<div style="{_LINE}" title="{escape(how)}"><b>{ranks}</b> · {time}'
+            f' · <span style="color:{_QUIET}">{escape(how)}</span></div>',
+            f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
+            _cell("th", "rank", "right", f"{_HEAD};width:{max(5, *(len(row.label) + 1 for row in drawn))}ch"),
+            _cell("th", "state", "left", f"{_HEAD};width:10em"),
+            _cell("th", "time", "right", f"{_HEAD};width:6em"),
+            _cell("th", "last line, result or error", "left", _HEAD),
+            "</tr></thead><tbody>",
+            *map(_row, drawn),
+            "</tbody></table>",
+            *(f"<div>{escape(note)}</div>" for note in notes(run)),
+            "</div>",
+        ]
+    )
+
+
+def _row(row: Row) -> str:
+    colour = _COLOURS.get(row.state, _QUIET)
+    pid = f' title="pid {row.ranks[0].pid}"' if len(row.ranks) == 1 and row.ranks[0].pid else ""
+    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state}'
+    text = escape(clip(row.text, _WIDTH))
+    return (
+        f'<tr style="{_ROW}"{pid}>'
+        + _cell("td", row.label, "right")
+        + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
+        + _cell("td", duration(row.seconds), "right")
+        + _cell("td", text, "left", _CODE)
+        + "</tr>"
+    )
+
+
+def _cell(tag: str, content: str, align: str, style: str = "") -> str:
+    # The attribute is for where styles are taken out: there th is centred and td left-aligned.
+    attribute = "" if (tag, align) == ("td", "left") else f' align="{align}"'
+    return f'<{tag}{attribute} style="{_CELL};text-align:{align}{";" + style if style else ""}">{content}</{tag}>'
+
+
+if __name__ == "__main__":
+    from .text import demo
+
+    print('<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>nbspawn</title>')
+    for nprocs in (5, 64):
+        print(table(*demo(nprocs)), "<hr>")

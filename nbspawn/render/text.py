@@ -1,0 +1,220 @@
+"""A run as a plain text table: for terminals, logs, and as the text/plain side of the saved output.
+
+``rows``, ``heading`` and ``duration`` are shared with ``html``, so that both show the same.
+``python -m nbspawn.render.text`` draws a made-up run.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from ..status import FINAL, RankStatus, Run, State, ranges
+from .lines import strip_ansi
+
+# More ranks than this share rows; and no table has more rows.
+MAX_ROWS = 16
+# Columns of rank numbers: the longest that is common, "1000-1023", and some of a list.
+_LABEL_WIDTH = 16
+
+# In the order in which they matter when there are too many rows. A mark besides the word: rows are found by shape.
+MARKS: dict[State, str] = {
+    "failed": "✗",
+    "waiting for input": "?",
+    "running": "●",
+    "starting": "○",
+    "stopping": "◌",
+    "killed": "■",
+    "interrupted": "■",
+    "done": "✓",
+}
+_ORDER = list(MARKS)
+_COLOURS: dict[State, str] = {
+    "failed": "\x1b[31m",
+    "waiting for input": "\x1b[33m",
+    "running": "\x1b[34m",
+    "done": "\x1b[32m",
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a rank, or several that are in the same state. ``seconds`` is the time since the start of the run."""
+
+    ranks: tuple[RankStatus, ...]
+    state: State
+    seconds: float
+    text: str
+
+    @property
+    def label(self) -> str:
+        label = ranges(rank.rank for rank in self.ranks)
+        if len(label) <= _LABEL_WIDTH:
+            return label
+        return f"{label[: label.rindex(',', 0, _LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
+
+
+def rows(run: Run, now: float) -> list[Row]:
+    """A row per rank; of more than ``MAX_ROWS`` ranks, what failed first, and what ended alike in one row.
+
+    A rank's time stops when its state is final. Ranks that run are not compared by what they print: rows would come
+    and go at every look.
+    """
+    if len(run.ranks) <= MAX_ROWS:
+        return [_row(run, now, [rank], _says(rank)) for rank in run.ranks]
+    alike: dict[tuple[State, str, int], list[RankStatus]] = {}
+    for rank in sorted(run.ranks, key=_importance):
+        same = rank.state in FINAL or rank.state == "starting"
+        alike.setdefault((rank.state, _says(rank), -1 if same else rank.rank), []).append(rank)
+    groups = [(text, ranks) for (_, text, _), ranks in alike.items()]
+    if len(groups) > MAX_ROWS:
+        # Of what does not fit, one row per state.
+        room = MAX_ROWS - len(run.counts)
+        rest: dict[State, list[RankStatus]] = {}
+        for _, ranks in groups[room:]:
+            rest.setdefault(ranks[0].state, []).extend(ranks)
+        groups = groups[:room] + [(f"({len(ranks)} more)", ranks) for ranks in rest.values()]
+    return [_row(run, now, ranks, text) for text, ranks in groups]
+
+
+def heading(run: Run, now: float) -> tuple[str, str, str]:
+    """What stands above the table: how many ranks, how they were started and why, and the time so far."""
+    how = f"{run.method}: {run.why.rstrip('.')}" if run.why else run.method
+    return _ranks(len(run.ranks)), how, duration((now if run.ended is None else run.ended) - run.started)
+
+
+def table(run: Run, now: float, width: int = 100, color: bool = False) -> str:
+    """The run at ``now`` seconds as lines of at most ``width`` columns (notes excepted: they are sentences)."""
+    ranks, how, time = heading(run, now)
+    lines = [f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
+    cells = [("rank", "state", "time", "last line, result or error")]
+    drawn = rows(run, now)
+    cells += [(row.label, f"{MARKS[row.state]} {row.state}", duration(row.seconds), row.text) for row in drawn]
+    label, state, time_width = (max(len(row[column]) for row in cells) for column in range(3))
+    for index, row in enumerate(cells):
+        left = f"{row[0]:>{label}}  "
+        middle = f"{row[1]:<{state}}"
+        right = f"  {row[2]:>{time_width}}  "
+        right += clip(row[3], width - label - state - time_width - 6)
+        if color:
+            paint = "\x1b[2m" if index == 0 else _COLOURS.get(drawn[index - 1].state, "")
+            middle = f"{paint}{middle}\x1b[0m" if paint else middle
+        lines.append((left + middle + right).rstrip())
+    return "\n".join([*lines, *notes(run)])
+
+
+def notes(run: Run) -> list[str]:
+    """What stands below the table."""
+    lost = {"failed", "killed"} & set(run.counts)
+    return [*run.notes, *([f"Full logs: {run.log_dir}"] if lost and run.log_dir else [])]
+
+
+def summary(run: Run, now: float) -> str:
+    """The run at ``now`` seconds in one line."""
+    ranks, _, time = heading(run, now)
+    counts = run.counts
+    if len(counts) == 1:
+        states = f" {next(iter(counts))}"
+    else:
+        states = ": " + ", ".join(f"{counts[state]} {state}" for state in _ORDER if state in counts)
+    failed = [rank for rank in run.ranks if rank.state == "failed"]
+    first = min(failed, key=lambda rank: rank.since, default=None)
+    cause = f" · rank {first.rank}: {cell(first.detail)}" if first else ""
+    return f"{ranks}{states} · {run.method} · {time}{cause}"
+
+
+def duration(seconds: float) -> str:
+    """``seconds``, as a person says it: 31 ms, 12.4 s, 2 min 05 s, 1 h 02 min."""
+    seconds = max(0.0, seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def cell(text: str) -> str:
+    """Text that may stand in a table: on one line, without escape sequences and control characters."""
+    return _CONTROL.sub(" ", strip_ansi(text)).strip()
+
+
+def clip(text: str, width: int) -> str:
+    """The text, cut with … where it is wider than ``width`` columns of a fixed-width font."""
+    if text.isascii() and len(text) <= width or sum(map(_columns, text)) <= width:
+        return text
+    kept = 0
+    for index, character in enumerate(text):
+        kept += _columns(character)
+        if kept > width - 1:
+            return text[:index].rstrip() + "…"
+    return text
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _says(rank: RankStatus) -> str:
+    """What is most worth saying of a rank: why it failed, what it returned, or what it wrote last."""
+    if rank.state == "done" and not rank.detail:
+        return cell(rank.line if rank.result in ("", "None") else rank.result)
+    return cell(rank.detail or rank.line)
+
+
+def _importance(rank: RankStatus) -> tuple[int, float, int]:
+    return _ORDER.index(rank.state), rank.since if rank.state == "failed" else 0.0, rank.rank
+
+
+def _row(run: Run, now: float, ranks: list[RankStatus], text: str) -> Row:
+    until = max(rank.since if rank.state in FINAL else now for rank in ranks)
+    return Row(tuple(ranks), ranks[0].state, until - run.started, text)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a rank of the demo returns."""
+
+    value: object
+
+    def text(self) -> str:
+        return repr(self.value)
+
+
+def demo(nprocs: int) -> tuple[Run, float]:
+    """A made-up run of ``nprocs`` ranks, folded from events, and the time at which to look at it (seconds)."""
+    from .. import messages, status
+
+    bar = "epoch 2:  61%|██████    | 61/100 [00:09<00:05,  6.7it/s, loss=0.412]"
+    run = Run.new(nprocs, "fork server", "warm, and everything that the cell uses can travel", "/tmp/nbspawn-1", 0.0)
+    events: list[messages.Event] = []
+    for rank in range(nprocs):
+        events += [messages.Started(rank, 4000 + rank, 0.03), messages.Printed(rank, ("loading <shard>",), "")]
+    events += [messages.Printed(0, (), bar), messages.InputRequest(1, "continue? ", False, 0)]
+    events += [messages.Raised(2, 3.1, "KeyError", "'hieght'", "", (), 8, 0), messages.Exited(2, 3.2, 1)]
+    events += [messages.Stopping(rank, 3.3, "SIGTERM") for rank in range(3, nprocs, 8)]
+    for rank in range(4, nprocs):
+        if rank % 8 == 3:
+            events.append(messages.Exited(rank, 3.4, -15))
+        elif rank % 16 == 7:
+            events.append(messages.Exited(rank, 2.9, -11))
+        else:
+            events.append(messages.Returned(rank, 2.0 + rank / 100, _Answer(0.4125 if rank == 4 else None), 0))
+    for event in events:
+        run = status.reduce(run, event, 3.4)
+    return run, 12.4
+
+
+if __name__ == "__main__":
+    for nprocs in (5, 64):
+        print(table(*demo(nprocs), color=True), summary(*demo(nprocs)), sep="\n\n", end="\n\n\n")

@@ -1,0 +1,147 @@
+"""One run from its start to its results or its error: watches the ranks, keeps the times, decides who is stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nbspawn import views
+from nbspawn.engine.interrupt_flag import InterruptFlag
+from nbspawn.engine.launch import Job, Options, settle, start
+from nbspawn.engine.local import LocalContext
+from nbspawn.errors import RunTimeoutError, UsageError
+from nbspawn.messages import Event, InputRequest
+from nbspawn.results import Results
+from nbspawn.status import Run, answered, reduce
+from nbspawn.views import View
+
+GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
+MAX_RANKS = 512
+
+_TICK = 0.05  # seconds: how late a press of Stop can be noticed
+_COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
+_KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
+
+
+@dataclass
+class Session:
+    """``nprocs`` ranks for one job.
+
+    ``timeout`` and ``grace_period`` are seconds. When a rank fails or the time is out, the others get
+    KeyboardInterrupt, after the grace period SIGTERM, then SIGKILL. The first interrupt from the person does the
+    same, the second kills.
+    """
+
+    nprocs: int
+    options: Options = field(default_factory=Options)
+    timeout: float | None = None
+    grace_period: float = GRACE_PERIOD
+    view: View | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nprocs <= MAX_RANKS:
+            raise UsageError(f"{self.nprocs} ranks make no sense: choose 1 to {MAX_RANKS}")
+        for name, value in (("timeout", self.timeout), ("grace period", self.grace_period)):
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise UsageError(f"a {name} of {value} seconds makes no sense")
+
+    def run(self, job: Job) -> Results:
+        """Run the job to its end. Raises what errors.py lists, and KeyboardInterrupt if the person stopped it."""
+        view = self.view if self.view is not None else views.make_default()
+        choice, packed = settle(job, self.options.start_method)
+        started = time.monotonic()
+        with InterruptFlag() as interrupted:
+            context = start(job, self.nprocs, choice, packed, self.options)
+            watch = _Watch(self, context, view, interrupted)
+            run = Run.new(self.nprocs, choice.title, choice.why, str(context.files.logs), started)
+            cut = True
+            try:
+                view.open(run)
+                run = watch.until_over(run)
+                cut = view.close(run)
+                return watch.conclude()
+            finally:
+                context.close(keep_logs=cut)
+                for process in context.processes:
+                    process.close()
+
+
+class _Watch:
+    """The loop of one run."""
+
+    def __init__(self, session: Session, context: LocalContext, view: View, interrupted: InterruptFlag) -> None:
+        self._session = session
+        self._context = context
+        self._view = view
+        self._interrupted = interrupted
+        self._presses = 0
+        self._stopped_by_person = False
+        self._stood: list[str] | None = None
+        self._deadline = math.inf if session.timeout is None else time.monotonic() + session.timeout
+
+    def until_over(self, run: Run) -> Run:
+        while not self._context.over:
+            events = self._context.poll(_TICK)
+            run = self._fold(run, events)
+            self._view.show(run, events)
+            for event in events:
+                if isinstance(event, InputRequest):
+                    run = self._ask(run, event)
+            self._decide()
+        return run
+
+    def _fold(self, run: Run, events: Sequence[Event]) -> Run:
+        now = time.monotonic()
+        for event in events:
+            run = reduce(run, event, now)
+        return run
+
+    def _ask(self, run: Run, request: InputRequest) -> Run:
+        asked = time.monotonic()
+        with self._interrupted.as_exception():
+            reply = self._view.ask(request)
+        self._deadline += time.monotonic() - asked
+        if reply.kind == "interrupt":
+            self._interrupted.count += 1
+        self._context.send(request.rank, reply)
+        return answered(run, request.rank, time.monotonic())
+
+    def _decide(self) -> None:
+        context, grace = self._context, self._session.grace_period
+        if self._interrupted.count > self._presses:
+            again = self._presses > 0 or context.stopping
+            self._presses = self._interrupted.count
+            self._stopped_by_person = self._stopped_by_person or not context.failures
+            if again or self._presses > 1:
+                context.kill()
+            else:
+                context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+        elif context.stopping:
+            return
+        elif context.failures:
+            context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
+        elif time.monotonic() >= self._deadline:
+            self._stood = self._where_ranks_stand()
+            context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+
+    def _where_ranks_stand(self) -> list[str]:
+        self._context.ask_stacks()
+        time.sleep(0.1)  # a rank answers from its signal handler, in about a millisecond
+        return self._context.stacks()
+
+    def conclude(self) -> Results:
+        context = self._context
+        if self._stopped_by_person:
+            raise KeyboardInterrupt
+        if self._stood is not None:
+            told = f"the time of {self._session.timeout:g} s is out"
+            error = RunTimeoutError("\n".join([told + ":" if self._stood else told, *self._stood, self._logs()]))
+            raise error
+        if context.failures:
+            raise context.error([*context.stacks("stopped"), self._logs()])
+        return context.results()
+
+    def _logs(self) -> str:
+        return f"Full logs: {self._context.files.logs}"

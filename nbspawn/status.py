@@ -1,0 +1,177 @@
+"""What is known of a run, and how one event changes it: pure, with the clock passed in.
+
+    run = Run.new(4, "fork server", "everything that the cell uses can travel", "/tmp/nbspawn-x", now)
+    run = reduce(run, event, now)          # for every event, in the order in which it came
+
+All times are CLOCK_MONOTONIC in seconds. Nothing here draws (render/) or acts (engine/): a ``Run`` can be built from
+a list of events in a test, and the same list always gives the same ``Run``. Events may come in an odd order (a rank
+that dies while it starts, a report that is read after the exit): every order gives some sensible state.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .messages import Event, Exited, InputRequest, Leaving, Printed, Raised, Returned, Started, Stopping
+
+State = Literal["starting", "running", "waiting for input", "stopping", "done", "failed", "killed", "interrupted"]
+
+FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted"})
+
+# A line is kept to be drawn in one row: what is longer than any screen is only weight in every redraw.
+_LINE_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it lives).
+
+    ``line`` is the line that it is writing, or the last one that was not empty; ``detail`` says how it failed or was
+    stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"); ``result`` is its value as short text.
+    ``stop`` and ``stop_why`` are the last way in which it was asked to end, and the reason for the first; both empty
+    while nobody asked.
+    """
+
+    rank: int
+    since: float
+    pid: int | None = None
+    state: State = "starting"
+    ended: float | None = None
+    line: str = ""
+    detail: str = ""
+    result: str = ""
+    stop: str = ""
+    stop_why: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it."""
+
+    ranks: tuple[RankStatus, ...]
+    method: str
+    why: str
+    started: float
+    ended: float | None
+    notes: tuple[str, ...]
+    log_dir: str
+
+    @staticmethod
+    def new(nprocs: int, method: str, why: str, log_dir: str, now: float) -> Run:
+        """A run of ``nprocs`` ranks that were just asked for, at ``now`` seconds."""
+        return Run(tuple(RankStatus(rank, now) for rank in range(nprocs)), method, why, now, None, (), log_dir)
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank's process has ended."""
+        return all(rank.ended is not None for rank in self.ranks)
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """How many ranks are in each state that occurs."""
+        counts: dict[State, int] = {}
+        for rank in self.ranks:
+            counts[rank.state] = counts.get(rank.state, 0) + 1
+        return counts
+
+
+def reduce(run: Run, event: Event, now: float) -> Run:
+    """The run after ``event``, which was received at ``now`` seconds; an event of an unknown rank changes nothing."""
+    peer_failed = any(other.state == "failed" for other in run.ranks if other.rank != event.rank)
+    ranks = tuple(_fold(rank, event, now, peer_failed) if rank.rank == event.rank else rank for rank in run.ranks)
+    run = replace(run, ranks=ranks)
+    return replace(run, ended=max(rank.ended or now for rank in ranks)) if run.ended is None and run.over else run
+
+
+def answered(run: Run, rank: int, now: float) -> Run:
+    """The run after the kernel replied to the rank's ``InputRequest``, at ``now`` seconds.
+
+    The reply is a command and no event, and a rank that computes after ``input()`` may be silent for hours.
+    """
+    return replace(
+        run,
+        ranks=tuple(
+            replace(one, state="running", since=now) if one.rank == rank and one.state == "waiting for input" else one
+            for one in run.ranks
+        ),
+    )
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Rank numbers, short: ``ranges([3, 0, 2])`` is ``"0,2-3"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
+    match event:
+        case Started() if rank.ended is None:
+            # A kept rank says it again for each cell, so nothing of the last cell may stay.
+            return RankStatus(rank.rank, event.time, event.pid, "running")
+        case InputRequest() if rank.state in ("starting", "running"):
+            return replace(rank, state="waiting for input", since=now)
+        case Printed():
+            seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
+            return replace(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
+        case Stopping() if rank.ended is None:
+            why = rank.stop_why or ("a peer failed" if peer_failed else "stop")
+            rank = replace(rank, stop=event.how, stop_why=why)
+            # A rank with an outcome is only hurried out: what it has done stays true.
+            return rank if rank.state in FINAL else replace(rank, state="stopping", since=event.time, detail=why)
+        case Returned():
+            return replace(rank, state="done", since=event.time, detail="", result=event.value.text())
+        case Raised(name="KeyboardInterrupt") if rank.stop:
+            return replace(rank, state="interrupted", since=event.time, detail=_where(event))
+        case Raised():
+            return replace(rank, state="failed", since=event.time, detail=_where(event))
+        case Leaving():
+            detail = f"exit code {event.code}: {event.text}" if event.text else f"exit code {event.code}"
+            return replace(rank, state="failed", since=event.time, detail=detail)
+        case Exited() if rank.ended is None:
+            return _exited(rank, event)
+    return rank
+
+
+def _where(event: Raised) -> str:
+    text = f"{event.name}: {event.message}" if event.message else event.name
+    return text if event.line is None else f"{text} (line {event.line})"
+
+
+def _exited(rank: RankStatus, event: Exited) -> RankStatus:
+    rank = replace(rank, ended=event.time)
+    if rank.state == "done" and event.code and not rank.stop:
+        # Its value is safe, yet a crash on the way out (a destructor, an atexit hook) should not be hidden.
+        return replace(rank, detail=f"{_code(event.code)} after it had returned")
+    if rank.state in FINAL:
+        return rank
+    state, detail = _outcome(rank, event.code)
+    return replace(rank, state=state, since=event.time, detail=detail)
+
+
+def _outcome(rank: RankStatus, code: int) -> tuple[State, str]:
+    """How a rank ended that said nothing about it."""
+    if not rank.stop:
+        return "failed", "exit code 0 before it had finished" if code == 0 else _code(code)
+    if code in (-signal.SIGTERM, -signal.SIGKILL):
+        return "killed", f"{_code(code)} by nbspawn ({rank.stop_why})"
+    # torch's wrapper swallows KeyboardInterrupt and leaves with 0; a plain interpreter dies of SIGINT itself.
+    if rank.stop == "interrupt" and code in (0, -signal.SIGINT):
+        return "interrupted", rank.stop_why
+    return "killed", f"{_code(code)} after {rank.stop} by nbspawn ({rank.stop_why})"
+
+
+def _code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {-code}"

@@ -1,0 +1,84 @@
+"""How a run is shown: what a view does, and the plain one for scripts. Notebooks bring their own (notebook/)."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nbspawn.messages import Event, InputReply, InputRequest, Printed
+from nbspawn.render.stream import MergedStream
+from nbspawn.status import Run
+
+
+class View(Protocol):
+    """Draws from the state, never from an event alone; is told of everything and decides itself how often to draw."""
+
+    def open(self, run: Run) -> None:
+        """The ranks have been asked for."""
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        """``events`` have been folded into ``run``; called about 20 times a second, with or without events."""
+
+    def ask(self, request: InputRequest) -> InputReply:
+        """Put a rank's question to the person and wait for the answer."""
+
+    def close(self, run: Run) -> bool:
+        """The last call: show the final state. True if the notebook got less than the ranks' whole output."""
+
+
+def log_path(run: Run, rank: int) -> str:
+    """Where the rank's whole output is."""
+    return os.path.join(run.log_dir, f"rank-{rank}.log")
+
+
+def failed_ranks(run: Run) -> list[int]:
+    """The ranks whose last words must be shown."""
+    return [rank.rank for rank in run.ranks if rank.state == "failed"]
+
+
+class StreamView:
+    """What the ranks print, marked with their ranks, on ``sys.stdout``; nothing else."""
+
+    budget = sys.maxsize
+    """Bytes of output that are passed on; a terminal or a pipe takes all."""
+
+    def open(self, run: Run) -> None:
+        """Nothing is shown before a rank prints."""
+        self.stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self.budget)
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        """Pass on what was printed."""
+        self.write(self.stream.feed([event for event in events if isinstance(event, Printed)]))
+
+    def ask(self, request: InputRequest) -> InputReply:
+        """Ask on this process's own stdin, the rank's mark before the prompt."""
+        return answer(f"[{request.rank}] {request.prompt}", request.password)
+
+    def close(self, run: Run) -> bool:
+        """Flush unfinished lines."""
+        self.write(self.stream.finish(failed_ranks(run)))
+        return self.stream.over_budget
+
+    def write(self, output: str) -> None:
+        """To ``sys.stdout``, whatever that is at the time."""
+        if output:
+            print(output, end="", flush=True)
+
+
+def answer(prompt: str, password: bool) -> InputReply:
+    """The person's answer through this process's own ``input`` or ``getpass`` (in a kernel: the front end's)."""
+    try:
+        return InputReply("text", getpass.getpass(prompt) if password else input(prompt))
+    except EOFError:
+        return InputReply("eof")
+    except KeyboardInterrupt:
+        return InputReply("interrupt")
+    except NotImplementedError as refusal:  # ipykernel's StdinNotImplementedError: nbclient, papermill
+        return InputReply("refused", f"nobody can answer here: {refusal}")
+
+
+make_default: Callable[[], View] = StreamView
+"""Makes the view of a run that names none; the notebook extension puts its own here."""

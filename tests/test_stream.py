@@ -1,0 +1,134 @@
+"""What is printed under the cell: marked, merged, in order, and never more than the budget."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from nbspawn.messages import Printed
+from nbspawn.render.stream import MergedStream
+
+
+def stream(nprocs: int = 4, budget: int = 200_000) -> MergedStream:
+    return MergedStream(nprocs, lambda rank: f"/logs/rank-{rank}.log", budget)
+
+
+def feed(merged: MergedStream, *output: tuple[int, str]) -> list[str]:
+    """Lines given as (rank, "a b c"), one Printed each."""
+    text = merged.feed([Printed(rank, tuple(lines.split()), "") for rank, lines in output])
+    assert text == "" or text.endswith("\n")
+    return text.splitlines()
+
+
+def test_every_line_has_its_mark() -> None:
+    assert feed(stream(), (1, "a b"), (3, "c")) == ["[1]   a", "[1]   b", "[3]   c"]
+    assert feed(stream(1), (0, "a")) == ["[0] a"]
+    assert feed(stream(12), (7, "a"), (11, "b")) == ["[7]    a", "[11]   b"]
+    assert stream().feed([Printed(0, ("",), "bar")]) == "[0]\n"
+    assert stream().feed([]) == ""
+
+
+def test_what_all_print_is_shown_once() -> None:
+    assert feed(stream(), *((rank, "loading ready") for rank in range(4))) == ["[0-3] loading", "[0-3] ready"]
+    assert feed(stream(), (0, "x"), (2, "x"), (3, "x"), (1, "y")) == ["[0,2-3] x", "[1]   y"]
+    assert feed(stream(2), (0, "x"), (0, "x"), (1, "x")) == ["[0-1] x", "[0]   x"]
+
+
+def test_a_shared_line_comes_after_all_that_came_before_it() -> None:
+    output = ((0, "loss=0.1 saved"), (1, "loss=0.2 saved"), (2, "loss=0.3 saved more"))
+    assert feed(stream(3), *output) == [
+        "[0]   loss=0.1",
+        "[1]   loss=0.2",
+        "[2]   loss=0.3",
+        "[0-2] saved",
+        "[2]   more",
+    ]
+
+
+def test_a_block_of_one_rank_stays_together() -> None:
+    assert feed(stream(2), (0, "a b c"), (1, "d e f")) == [f"[0]   {line}" for line in "abc"] + [
+        f"[1]   {line}" for line in "def"
+    ]
+
+
+def test_the_order_of_each_rank_is_kept_whatever_is_merged() -> None:
+    state = 1
+    for _ in range(300):
+        output: dict[int, list[str]] = {}
+        for rank in range(4):
+            for _ in range(6):
+                state = state * 48271 % 2147483647
+                output.setdefault(rank, []).append("abc"[state % 3])
+        lines = feed(stream(), *((rank, " ".join(lines)) for rank, lines in output.items()))
+        for rank, expected in output.items():
+            assert [line.split()[1] for line in lines if rank in ranks_of(line)] == expected
+
+
+def ranks_of(line: str) -> set[int]:
+    ranks: set[int] = set()
+    for part in re.findall(r"[\d-]+", line.split()[0]):
+        first, _, last = part.partition("-")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return ranks
+
+
+def test_marks_stay_short() -> None:
+    lines = feed(stream(64), *((rank, "x") for rank in range(0, 64, 2)))
+    assert [line.split()[0] for line in lines[:2]] == ["[0,2,4,6,8,10,12,14,16,18]", "[20,22,24,26,28,30,32,34]"]
+    assert set().union(*map(ranks_of, lines)) == set(range(0, 64, 2))
+
+
+def test_over_the_budget_the_rest_is_counted_and_its_end_is_shown() -> None:
+    merged = stream(2, budget=2000)
+    lines = merged.feed([Printed(0, tuple(f"line {index}" for index in range(1000)), "")]).splitlines()
+    assert lines[-1] == "… output is over 2 kB: the rest is in /logs; the last lines of each rank follow at the end"
+    shown = len(lines) - 1
+    assert lines[:shown] == [f"[0]   line {index}" for index in range(shown)]
+    assert merged.feed([Printed(1, ("late",), "")]) == ""
+    end = merged.finish(failed=()).splitlines()
+    assert re.fullmatch(rf"\[0\]   … {1000 - shown} lines \(\d kB\) left out, the last 10:", end[0])
+    assert end[1:11] == [f"[0]   line {index}" for index in range(990, 1000)]
+    assert end[11:] == ["[1]   … 1 line (5 bytes) left out, the last 1:", "[1]   late"]
+    assert merged.finish(failed=()) == ""
+
+
+def test_nothing_more_is_said_when_all_was_shown() -> None:
+    merged = stream()
+    feed(merged, (0, "a"))
+    assert merged.finish(failed={0}) == ""
+
+
+def test_a_rank_that_failed_shows_more() -> None:
+    merged = stream(4, budget=1000)
+    merged.feed([Printed(rank, tuple(f"line {index}" for index in range(500)), "") for rank in range(4)])
+    end = merged.finish(failed={2}).splitlines()
+    assert [sum(line.startswith(f"[{rank}]") for line in end) for rank in range(4)] == [11, 11, 41, 11]
+    assert "[2]   line 499" in end
+
+
+def test_a_huge_line_is_cut() -> None:
+    text = stream().feed([Printed(1, ("\x1b[31m" + "x" * 50_000 + "\x1b[0m",), "")])
+    assert text.endswith("\x1b[0m… (40,009 more characters in /logs/rank-1.log)\n")
+    assert len(text) < 10_100
+    assert stream().feed([Printed(1, ("y" * 9_997 + "\x1b[31mz",), "")]).startswith("[1]   " + "y" * 9_997 + "…")
+
+
+def test_the_whole_is_bounded() -> None:
+    """The worst that was thought of: 64 ranks, all failed, endless wide lines, short lines, blank lines."""
+    for line in ("🔥" * 20_000, "x" * 1_000, "step", ""):
+        merged = stream(64)
+        size = 0
+        count = 10_000 // (len(line) + 1) + 1
+        for _ in range(10):
+            batch = [Printed(rank, (f"{line}{rank}" if line else "",) * count, "") for rank in range(64)]
+            size += len(merged.feed(batch).encode())
+        size += len(merged.finish(failed=range(64)).encode())
+        assert size <= 240_000
+
+
+def test_a_flood_is_cheap() -> None:
+    batch = [Printed(rank, tuple(f"step {index} loss 0.123456" for index in range(60_000)), "") for rank in range(4)]
+    merged = stream()
+    begin = time.perf_counter()
+    merged.feed(batch)
+    assert time.perf_counter() - begin < 0.5  # seconds; measured: 0.1
