@@ -5,7 +5,8 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 (rank/launch.py). The order that is promised:
 
 - per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
-  ``DisplayData``, ``ClearOutput`` and ``InputRequest``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``. ``Exited`` comes last and is the engine's own word, not the rank's.
+  ``DisplayData``, ``ClearOutput`` and ``InputRequest``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Exited`` comes last and is the engine's own word, not the rank's.
 - ``Printed`` comes from the rank's log file (engine/logs.py), never over the channel. Events that carry ``offset``
   say how long the log was when they were sent: the engine hands out the log up to there before the event, so that
   prints and displays keep their order exactly.
@@ -18,7 +19,7 @@ import pickle
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 # ---------------------------------------------------------------- events: rank -> kernel
 
@@ -170,8 +171,8 @@ class InputReply:
     text: str = ""
 
 
-Event = Union[Started, DisplayData, ClearOutput, InputRequest, Raised, Returned, Leaving, Printed, Stopping, Exited]
-Command = Union[RunFunction, RunCell, InputReply]
+Event = Started | DisplayData | ClearOutput | InputRequest | Raised | Returned | Leaving | Printed | Stopping | Exited
+Command = RunFunction | RunCell | InputReply
 
 # ---------------------------------------------------------------- the wire
 

@@ -66,9 +66,8 @@ def choose(requested: str, pack: Callable[[], Any]) -> tuple[Choice, Any]:
     except PayloadError as stuck:
         hazards = unsafe_to_fork()
         if hazards:
-            raise PayloadError(
-                f"{stuck}\nAnd fork, which would need no sending, is unsafe: {_join(hazards)}."
-            ) from None
+            unsafe = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
+            raise PayloadError(f"{stuck}\n{unsafe}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
     _wait_for_server()
     return Choice("forkserver", "everything that it uses can travel", was_warm), packed

@@ -1,4 +1,4 @@
-"""From the text under ``%%spawn`` to a job: IPython's name for the cell, its line numbers, the variables that it uses."""
+"""From the text under ``%%spawn`` to a job: IPython's name for the cell, its line numbers, the variables it uses."""
 
 from __future__ import annotations
 
