@@ -255,7 +255,7 @@ def _load_storage(buffer: bytearray | memoryview) -> Any:
 def _typed_storage(storage: Any, dtype: Any) -> Any:
     import torch
 
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _itself(obj: object) -> object:

@@ -91,7 +91,7 @@ class PrivateServer:
             _stop(old)
 
 
-def _started(preload: tuple[str, ...]) -> forkserver.ForkServer | None:
+def _started(preload: tuple[str, ...]) -> Any | None:
     server: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
     server.set_forkserver_preload(list(preload))
     with _starting():

@@ -74,7 +74,7 @@ class LocalContext(ProcessContext):
     """
 
     def __init__(self, started: ProcessContext, files: RunFiles, resources: Resources, launch: Launch) -> None:
-        super().__init__(started.processes, started.error_files)
+        super().__init__(started.processes, started.error_files)  # type: ignore[no-untyped-call]
         self.files = files
         self.nprocs = len(self.processes)
         self.cell = launch.command.filename if isinstance(launch.command, RunCell) else None
