@@ -68,14 +68,15 @@ class Failure:
     rendered: tuple[str, ...] = ()
     line: int | None = None
     """The line of the cell, 1-based."""
-    last_words: str = ""
-    """The end of the log of a rank that ended without raising."""
+    crash: str = ""
+    """The Python stack of a rank that a signal ended, where there is one."""
     log_path: str = ""
 
     @property
     def told(self) -> str:
         """``what``, and the cell's line where there is one."""
-        return self.what if self.line is None else f"{self.what} (line {self.line})"
+        what = "lost its connection to a rank that had ended" if self.is_echo else self.what
+        return what if self.line is None else f"{what} (line {self.line})"
 
     @property
     def is_echo(self) -> bool:
@@ -114,7 +115,7 @@ class _RankError(SpawnError):
         self.log_path, self.others = first.log_path, others
         self.summary = f"rank {first.rank} of {world_size}: {first.told}"
         after = [*_follow(others), *context]
-        detail = first.rendered or tuple((first.traceback or first.last_words).rstrip("\n").split("\n"))
+        detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
 
 
@@ -149,7 +150,7 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
         told = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
         error = RankRaisedError("\n".join(told) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        told = [head, *_follow(others), *context, *([first.last_words] if first.last_words else [])]
+        told = [head, *_follow(others), *context, *([first.crash] if first.crash else [])]
         error = RankExitedError(
             "\n".join(told),
             first.rank,
@@ -190,6 +191,14 @@ def exit_text(rank: int, exitcode: int, text: str = "") -> str:
 
 _LIKELY = {
     "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
-    "SIGSEGV": " (a crash in native code; the stack is in the rank's log)",
+    "SIGSEGV": " (a crash in native code)",
     "SIGBUS": " (often a full /dev/shm)",
 }
+
+
+def interrupted(stood: Sequence[str]) -> KeyboardInterrupt:
+    """The person's own interrupt, which in a notebook says where the ranks were instead of where our loop was."""
+    error = KeyboardInterrupt(" ".join(stood))
+    lines = ["KeyboardInterrupt: the ranks were stopped.", *stood]
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+    return error

@@ -11,7 +11,7 @@ from nbspawn import views
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import Job, Options, settle, start
 from nbspawn.engine.local import LocalContext
-from nbspawn.errors import RunTimeoutError, UsageError
+from nbspawn.errors import RunTimeoutError, UsageError, interrupted
 from nbspawn.messages import Event, InputRequest
 from nbspawn.results import Results
 from nbspawn.status import Run, answered, reduce
@@ -78,7 +78,7 @@ class _Watch:
         self._interrupted = interrupted
         self._presses = 0
         self._stopped_by_person = False
-        self._stood: list[str] | None = None
+        self._timed_out = False
         self._deadline = math.inf if session.timeout is None else time.monotonic() + session.timeout
 
     def until_over(self, run: Run) -> Run:
@@ -123,22 +123,16 @@ class _Watch:
         elif context.failures:
             context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
         elif time.monotonic() >= self._deadline:
-            self._stood = self._where_ranks_stand()
+            self._timed_out = True
             context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
-
-    def _where_ranks_stand(self) -> list[str]:
-        self._context.ask_stacks()
-        time.sleep(0.1)  # a rank answers from its signal handler, in about a millisecond
-        return self._context.stacks()
 
     def conclude(self) -> Results:
         context = self._context
         if self._stopped_by_person:
-            raise KeyboardInterrupt
-        if self._stood is not None:
-            told = f"the time of {self._session.timeout:g} s is out"
-            error = RunTimeoutError("\n".join([told + ":" if self._stood else told, *self._stood, self._logs()]))
-            raise error
+            raise interrupted(context.stacks())
+        if self._timed_out:
+            told = f"the timeout of {self._session.timeout:g} s is over."
+            raise RunTimeoutError("\n".join([told, *context.stacks(), self._logs()]))
         if context.failures:
             raise context.error([*context.stacks("stopped"), self._logs()])
         return context.results()

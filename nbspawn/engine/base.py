@@ -24,7 +24,7 @@ class Engine(Protocol):
         """SIGTERM now, SIGKILL after ``grace_period``; returns at once, ``poll`` does the rest."""
 
     def stacks(self) -> Sequence[str]:
-        """Where each rank stood when it was last asked (``ask_stacks``), one plain sentence a group of ranks."""
+        """Where each rank stood when it was stopped, one plain sentence a group of ranks."""
 
     def close(self) -> None:
         """End whatever is left, by force, and give back every file, socket and process."""

@@ -54,6 +54,7 @@ class FunctionJob:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
+    kind = "function"
 
     def pack(self) -> tuple[payload.Packed, RunFunction]:
         """Everything by value that the function uses of ``__main__``."""
@@ -74,6 +75,7 @@ class CellJob:
     namespace: dict[str, Any]
     required: frozenset[str]
     optional: frozenset[str]
+    kind = "cell"
 
     def pack(self) -> tuple[payload.Packed, RunCell]:
         """The variables that the cell uses, and only those."""
@@ -99,7 +101,7 @@ def settle(job: Job, requested: str) -> tuple[Choice, Any]:
         except payload.Unpackable as stuck:
             raise PayloadError(str(stuck), stuck.variable) from None
 
-    return start_method.choose(requested, pack)
+    return start_method.choose(requested, pack, job.kind)
 
 
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:

@@ -185,11 +185,10 @@ class LocalContext(ProcessContext):
         rendered: tuple[str, ...] = (),
         line: int | None = None,
     ) -> None:
-        words = "" if code is None else self._tails[rank].last_words().strip("\n")
+        words = positions.crash(self.files.crash(rank)) if code is not None and code < 0 else ""
         log = os.fspath(self.files.log(rank))
         pid = self.processes[rank].pid
         self.failures.append(Failure(rank, pid, moment, code, what, traceback, rendered, line, words, log))
-        self.ask_stacks()
 
     def error(self, context: Sequence[str] = ()) -> Exception:
         """The one error of all failures, with ``context`` as its closing lines."""
@@ -227,6 +226,8 @@ class LocalContext(ProcessContext):
             self._signal(self._ladder.pop(0)[1])
 
     def _signal(self, number: signal.Signals) -> None:
+        if not self._asked:
+            self._ask_stacks()
         how = "interrupt" if number == signal.SIGINT else number.name
         for rank in self.sentinels.values():
             process = self.processes[rank]
@@ -243,15 +244,15 @@ class LocalContext(ProcessContext):
 
     # ------------------------------------------------------------ where ranks stand
 
-    def ask_stacks(self) -> None:
-        """Have every rank that runs write its stack; it takes about a millisecond."""
+    def _ask_stacks(self) -> None:
+        """Have every rank that runs write its stack, before it is disturbed; it takes about a millisecond."""
         for rank in self.sentinels.values():
             if rank in self._started and rank not in self.outcomes and self.processes[rank].exitcode is None:
                 self._asked.add(rank)
                 _send(self.processes[rank].pid, stacks.SIGNAL)
 
     def stacks(self, ending: str = "") -> list[str]:
-        """Where the ranks stood that were asked and have not failed: a sentence for each group of them."""
+        """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
         failed = {failure.rank for failure in self.failures}
         stood = {
             rank: position

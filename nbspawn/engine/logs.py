@@ -140,11 +140,6 @@ class LogTail:
         self._current = current
         return [Printed(self._rank, tuple(lines), current)]
 
-    def last_words(self, size: int = 4096) -> str:
-        """The end of the log as text, whatever was shown of it."""
-        end = os.fstat(self._fd).st_size
-        return os.pread(self._fd, size, max(0, end - size)).decode("utf-8", "replace")
-
     def close(self) -> None:
         """Close the file."""
         inherited.close(self._fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Position:
 
     def __str__(self) -> str:
         if self.line is None:
-            return f"in {self.call} ({self.where})"
+            return f"in {self.call} ({self.where})" if self.where else "not in the cell's code"
         return f"at line {self.line}" + (f", in {self.call}" if self.call != "<module>" else "")
 
 
@@ -38,8 +39,23 @@ def read(path: Path, cell: str | None) -> Position | None:
         return None
     in_cell = [frame for frame in frames if frame["file"] == cell]
     line = int(in_cell[0]["line"]) if in_cell else None
-    where = "" if in_cell else f"{Path(frames[0]['file']).name}, line {frames[0]['line']}"
-    return Position(line, frames[0]["name"], where)
+    if cell is not None:
+        return Position(line, frames[0]["name"] if in_cell else "", "")
+    return Position(None, frames[0]["name"], f"{Path(frames[0]['file']).name}, line {frames[0]['line']}")
+
+
+def crash(path: Path) -> str:
+    """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the person's."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    lines = text.partition("\n\nExtension modules:")[0].splitlines()
+    ours = [number for number, line in enumerate(lines) if any(part in line for part in _BELOW_THE_PERSON)]
+    return "\n".join(lines[: ours[0]] if ours else lines)
+
+
+_BELOW_THE_PERSON = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}rank{os.sep}")
 
 
 def sentences(positions: Mapping[int, Position], ending: str) -> list[str]:

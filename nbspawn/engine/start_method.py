@@ -37,8 +37,8 @@ class Choice:
         return self.method
 
 
-def choose(requested: str, pack: Callable[[], Any]) -> tuple[Choice, Any]:
-    """Settle the method and pack the job if it has to travel: ``(choice, packed or None)``.
+def choose(requested: str, pack: Callable[[], Any], kind: str) -> tuple[Choice, Any]:
+    """Settle the method and pack the job, a ``kind``, if it has to travel: ``(choice, packed or None)``.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
     either, UsageError for an unknown method.
@@ -70,7 +70,7 @@ def choose(requested: str, pack: Callable[[], Any]) -> tuple[Choice, Any]:
             raise PayloadError(f"{stuck}\n{unsafe}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
     _wait_for_server()
-    return Choice("forkserver", "everything that it uses can travel", was_warm), packed
+    return Choice("forkserver", f"everything that the {kind} uses can travel", was_warm), packed
 
 
 def _wait_for_server() -> None:

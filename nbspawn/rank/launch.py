@@ -41,6 +41,10 @@ class RunFiles:
         """Everything that the rank wrote to its fds 1 and 2."""
         return self.logs / f"rank-{rank}.log"
 
+    def crash(self, rank: int) -> Path:
+        """Where faulthandler writes the stack of a rank that crashes."""
+        return self.private / f"crash-{rank}"
+
     def stack(self, rank: int) -> Path:
         """Where faulthandler writes the rank's stack when it is asked for it."""
         return self.private / f"stack-{rank}"

@@ -38,7 +38,7 @@ def main(rank: int, launch: Launch) -> None:
     environment.set_environment(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)
-    stacks.report_crashes()
+    stacks.report_crashes(launch.files.crash(rank))
     stacks.answer(launch.files.stack(rank))
     channel = Channel(launch.files.socket)
     interrupts = process.Interrupts(launch.files.interrupts, rank)

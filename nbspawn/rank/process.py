@@ -116,6 +116,15 @@ class Interrupts:
         finally:
             self._enabled = False
 
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """While the rank reports: nothing of the person's runs any more that an interrupt could end."""
+        before, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = before
+
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         announced = os.pread(self._fd, 1, self._rank)
         if not announced or announced[0] == self._seen:

@@ -90,6 +90,7 @@ def run(
         rendered[:] = [lines] if isinstance(lines, str) else lines
 
     shell._showtraceback = types.MethodType(remember, shell)
+    shell.showtraceback = interrupts.postponed()(shell.showtraceback)
     # IPython's advice after sys.exit() in a cell; in a rank it is an ordinary way to leave.
     warnings.filterwarnings("ignore", message="To exit: use")
     try:

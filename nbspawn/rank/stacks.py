@@ -17,7 +17,8 @@ def answer(path: Path) -> None:
     faulthandler.register(SIGNAL, file=fd, all_threads=False)
 
 
-def report_crashes() -> None:
-    """On a segfault or an abort, write the Python stack to the log, unless the person's environment says no."""
+def report_crashes(path: Path) -> None:
+    """On a segfault or an abort, write the Python stack to ``path``, unless the person's environment says no."""
     if os.environ.get("PYTHONFAULTHANDLER", "1") != "0":
-        faulthandler.enable(file=2)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.enable(file=fd, all_threads=False)
