@@ -75,7 +75,7 @@ class Failure:
     @property
     def told(self) -> str:
         """``what``, and the cell's line where there is one."""
-        what = "lost its connection to a rank that had ended" if self.is_echo else self.what
+        what = "lost the connection to a rank that had ended" if self.is_echo else self.what
         return what if self.line is None else f"{what} (line {self.line})"
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, overload
 from nbspawn.errors import PayloadError
 from nbspawn.payload import Unpackable, Value
 
-_SHOWN = 12  # lines; more ranks with different values than that are folded
+_SHOWN = 16  # lines; more ranks with different values than that are folded
 
 
 class Results(Sequence[Any]):

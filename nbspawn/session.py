@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nbspawn import views
+from nbspawn.engine.base import Engine
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import Job, Options, settle, start
-from nbspawn.engine.local import LocalContext
-from nbspawn.errors import RunTimeoutError, UsageError, interrupted
+from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
 from nbspawn.messages import Event, InputRequest
 from nbspawn.results import Results
 from nbspawn.status import Run, answered, reduce
@@ -61,7 +61,7 @@ class Session:
                 view.open(run)
                 run = watch.until_over(run)
                 cut = view.close(run)
-                return watch.conclude()
+                return watch.conclude(run)
             finally:
                 context.close(keep_logs=cut)
                 for process in context.processes:
@@ -71,7 +71,7 @@ class Session:
 class _Watch:
     """The loop of one run."""
 
-    def __init__(self, session: Session, context: LocalContext, view: View, interrupted: InterruptFlag) -> None:
+    def __init__(self, session: Session, context: Engine, view: View, interrupted: InterruptFlag) -> None:
         self._session = session
         self._context = context
         self._view = view
@@ -115,7 +115,7 @@ class _Watch:
             self._presses = self._interrupted.count
             self._stopped_by_person = self._stopped_by_person or not context.failures
             if again or self._presses > 1:
-                context.kill()
+                context.stop_at(kill=0.0)
             else:
                 context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
         elif context.stopping:
@@ -126,16 +126,15 @@ class _Watch:
             self._timed_out = True
             context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
 
-    def conclude(self) -> Results:
+    def conclude(self, run: Run) -> Results:
+        """The results, or the one error."""
         context = self._context
+        logs = f"Full logs: {run.log_dir}"
         if self._stopped_by_person:
             raise interrupted(context.stacks())
         if self._timed_out:
             told = f"the timeout of {self._session.timeout:g} s is over."
-            raise RunTimeoutError("\n".join([told, *context.stacks(), self._logs()]))
+            raise RunTimeoutError("\n".join([told, *context.stacks(), logs]))
         if context.failures:
-            raise context.error([*context.stacks("stopped"), self._logs()])
+            raise rank_error(context.failures, len(run.ranks), [*context.stacks("stopped"), logs])
         return context.results()
-
-    def _logs(self) -> str:
-        return f"Full logs: {self._context.files.logs}"

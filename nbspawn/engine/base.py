@@ -1,15 +1,27 @@
-"""What every engine can do: six verbs, whatever places the ranks (local processes, a script of events, Ray)."""
+"""What a session asks of an engine, whatever places the ranks: processes of this machine (local.py), later Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
+from nbspawn.errors import Failure
 from nbspawn.messages import Command, Event
+from nbspawn.results import Results
 
 
 class Engine(Protocol):
-    """One run's ranks. Times are in seconds."""
+    """The ranks of one run, which have been started. Times are in seconds."""
+
+    failures: list[Failure]
+    """Every rank that failed by itself, in the order in which that became known."""
+
+    @property
+    def over(self) -> bool:
+        """Have all ranks ended?"""
+
+    @property
+    def stopping(self) -> bool:
+        """Have ranks been asked to end, or will they be?"""
 
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. Never blocks for longer, never raises for a rank."""
@@ -17,14 +29,14 @@ class Engine(Protocol):
     def send(self, rank: int, command: Command) -> None:
         """Give a rank a command; returns at once."""
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt once in every rank that runs."""
+    def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
+        """End the ranks by signals, so many seconds from now each; replaces what was planned before."""
 
-    def terminate(self, grace_period: float = 0.0) -> None:
-        """SIGTERM now, SIGKILL after ``grace_period``; returns at once, ``poll`` does the rest."""
+    def stacks(self, ending: str = "") -> list[str]:
+        """Where the ranks stood when they were stopped, a plain sentence for each group of them."""
 
-    def stacks(self) -> Sequence[str]:
-        """Where each rank stood when it was stopped, one plain sentence a group of ranks."""
+    def results(self) -> Results:
+        """The ranks' values, when all have returned."""
 
-    def close(self) -> None:
+    def close(self, keep_logs: bool = False) -> None:
         """End whatever is left, by force, and give back every file, socket and process."""

@@ -40,12 +40,11 @@ class Hub:
         else:
             self._waiting.setdefault(rank, []).append(frame)
 
-    def drain(self, rank: int) -> None:
-        """Read all that a rank which has ended had said: it may still be waiting to be accepted."""
+    def drain(self) -> None:
+        """Hear all that has been said by now, also by ranks that still wait to be accepted."""
         self._accept()
         for connection in [*self._strangers, *self._connections.values()]:
-            if connection.rank in (None, rank):
-                connection.read()
+            connection.read()
 
     def close(self) -> None:
         """Close every socket; what a rank says later is lost."""

@@ -45,6 +45,7 @@ class PrivateServer:
         self._server: forkserver.ForkServer | None = None
         self._preloaded: tuple[str, ...] = ()
         self._warming: threading.Thread | None = None
+        self._retired: list[Any] = []
         self._lock = threading.Lock()
 
     @property
@@ -58,6 +59,7 @@ class PrivateServer:
         wanted = _BASE + (_SHELL if "IPython" in sys.modules else ()) + tuple(sorted(packages))
         if set(wanted) <= set(self._preloaded) or (self._warming is not None and self._warming.is_alive()):
             return
+        self._retired = [old for old in self._retired if not _has_ended(old)]
         util.get_temp_dir()  # multiprocessing makes it once a process; not in a thread that a fork may cut
         self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
         self._warming.start()
@@ -78,7 +80,7 @@ class PrivateServer:
             self._warming.join()
         with self._lock:
             if self._server is not None:
-                _stop(self._server)
+                self._retire(self._server)
             self._server, self._preloaded = None, ()
 
     def _replace(self, preload: tuple[str, ...]) -> None:
@@ -87,8 +89,13 @@ class PrivateServer:
             server = _started(tuple(name for name in preload if name in _BASE + _SHELL))
         with self._lock:
             old, self._server, self._preloaded = self._server, server, preload
-        if old is not None:
-            _stop(old)
+            if old is not None:
+                self._retire(old)
+
+    def _retire(self, old: Any) -> None:
+        """It ends by itself when the last rank that it forked is done with; see ``_ServerPopen``."""
+        inherited.close(old._forkserver_alive_fd)
+        self._retired.append(old)
 
 
 def _started(preload: tuple[str, ...]) -> Any | None:
@@ -108,9 +115,11 @@ def _started(preload: tuple[str, ...]) -> Any | None:
         return None
 
 
-def _stop(server: Any) -> None:
-    inherited.forget(server._forkserver_alive_fd)
-    server._stop()
+def _has_ended(server: Any) -> bool:
+    if os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0:
+        return False
+    os.unlink(server._forkserver_address)
+    return True
 
 
 def site_packages_imported() -> set[str]:
@@ -155,7 +164,7 @@ class _ServerPopen(popen_forkserver.Popen):
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
-        fork_server = process_obj.server or server.get()
+        fork_server: Any = process_obj.server or server.get()
         process_obj.server = None
         data = io.BytesIO()
         with _starting():
@@ -167,16 +176,19 @@ class _ServerPopen(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
         self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
-        # The child watches this end to learn of its parent's death (multiprocessing.parent_process()).
-        parent_end = inherited.keep_from_children(os.dup(writable))
-        self.finalizer = util.Finalize(self, _close_both, (parent_end, self.sentinel))
+        # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
+        # keeps the server alive until this process's exit code has been read: a server whose last client leaves
+        # together with its last child ends without telling how that child did (exit code 255).
+        ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
+        self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
         with open(writable, "wb") as pipe:
             pipe.write(data.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-def _close_both(parent_end: int, sentinel: int) -> None:
-    inherited.close(parent_end)
+def _close_all(ends: list[int], sentinel: int) -> None:
+    for fd in ends:
+        inherited.close(fd)
     os.close(sentinel)
 
 

@@ -8,7 +8,6 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 
 from torch.multiprocessing import ProcessContext
@@ -40,7 +39,6 @@ from nbspawn.results import Results
 
 _TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
 _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
-_KILL_AFTER = 2.0  # seconds between our own SIGTERM and SIGKILL
 
 running: set[LocalContext] = set()
 inherited.when_forked(running.clear)
@@ -95,7 +93,6 @@ class LocalContext(ProcessContext):
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._asked: set[int] = set()
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
-        self._closed = False
         for sentinel, rank in self.sentinels.items():
             self._selector.register(sentinel, selectors.EVENT_READ, partial(self._notice_exit, rank))
         running.add(self)
@@ -109,16 +106,21 @@ class LocalContext(ProcessContext):
 
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
-        if not self._closed and not self.over:
+        if not self.over:
             wait = min([timeout, *(moment - time.monotonic() for moment, _ in self._ladder[:1])])
             for key, _ in self._selector.select(max(0.0, wait)):
-                if not self._closed:
+                if not self.over:
                     key.data()
             self._climb()
             for rank in list(self.sentinels.values()):
                 self._notice_exit(rank)
-            for rank in self.sentinels.values():
-                self._events += self._tails[rank].read()
+        if not self.over:
+            # What a log holds now was printed after every display that the rank has sent by now at a smaller offset:
+            # so take the logs' ends first, then all messages, then the logs up to those ends.
+            ends = {rank: self._tails[rank].end() for rank in self.sentinels.values()}
+            self._hub.drain()
+            for rank, end in ends.items():
+                self._events += self._tails[rank].read(end)
         events, self._events = self._events, []
         return events
 
@@ -140,7 +142,7 @@ class LocalContext(ProcessContext):
             return
         del self.sentinels[process.sentinel]
         self._selector.unregister(process.sentinel)
-        self._hub.drain(rank)
+        self._hub.drain()
         self._events += self._tails[rank].read_to(None)
         _kill_group(process.pid)
         moment = time.monotonic()
@@ -190,10 +192,6 @@ class LocalContext(ProcessContext):
         pid = self.processes[rank].pid
         self.failures.append(Failure(rank, pid, moment, code, what, traceback, rendered, line, words, log))
 
-    def error(self, context: Sequence[str] = ()) -> Exception:
-        """The one error of all failures, with ``context`` as its closing lines."""
-        return rank_error(self.failures, self.nprocs, context)
-
     # ------------------------------------------------------------ ending
 
     def interrupt(self) -> None:
@@ -204,10 +202,6 @@ class LocalContext(ProcessContext):
     def terminate(self, grace_period: float = 0.0) -> None:
         """SIGTERM now, SIGKILL after ``grace_period`` seconds; ``poll`` and ``join`` do the rest."""
         self.stop_at(term=0.0, kill=grace_period)
-
-    def kill(self) -> None:
-        """SIGKILL now."""
-        self.stop_at(kill=0.0)
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         """Make the appointments, in seconds from now; they replace earlier ones."""
@@ -284,7 +278,7 @@ class LocalContext(ProcessContext):
             raise KeyboardInterrupt
         if not self.over:
             return False
-        error = self.error() if self.failures else None
+        error = rank_error(self.failures, self.nprocs) if self.failures else None
         self.close()
         if error is not None:
             raise error
@@ -315,7 +309,6 @@ class LocalContext(ProcessContext):
 
     def _release(self) -> None:
         """All ranks have ended: give every file and socket back."""
-        self._closed = True
         running.discard(self)
         for tail in self._tails:
             tail.close()
@@ -326,7 +319,7 @@ class LocalContext(ProcessContext):
         """End whatever is left, by force, and give back every file, socket and process. The logs of a run that failed
         stay for a while (engine/logs.py), others if ``keep_logs``."""
         if not self.over:
-            self.kill()
+            self.stop_at(kill=0.0)
         while not self.over:
             self.poll(_TICK)
         directories.done(self.files, keep=keep_logs or bool(self.failures))

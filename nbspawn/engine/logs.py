@@ -113,9 +113,13 @@ class LogTail:
         self._buffer = LineBuffer()
         self._current = ""
 
-    def read(self) -> list[Printed]:
-        """What was printed since."""
-        return self._fold(os.pread(self._fd, _CHUNK, self._offset))
+    def end(self) -> int:
+        """How many bytes the log holds."""
+        return os.fstat(self._fd).st_size
+
+    def read(self, end: int) -> list[Printed]:
+        """What was printed since, but nothing beyond the offset ``end``."""
+        return self._fold(os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset))
 
     def read_to(self, offset: int | None) -> list[Printed]:
         """Everything up to ``offset`` (None: the end), the unfinished line too: something else comes next."""

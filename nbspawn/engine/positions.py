@@ -25,7 +25,7 @@ class Position:
     def __str__(self) -> str:
         if self.line is None:
             return f"in {self.call} ({self.where})" if self.where else "not in the cell's code"
-        return f"at line {self.line}" + (f", in {self.call}" if self.call != "<module>" else "")
+        return f"at line {self.line}" + ("" if self.call.startswith("<") else f", in {self.call}")
 
 
 def read(path: Path, cell: str | None) -> Position | None:

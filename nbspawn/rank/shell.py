@@ -121,9 +121,10 @@ def _name_cell(shell: InteractiveShell, command: RunCell) -> None:
 
     def cache(*args: Any, **kwargs: Any) -> str:
         name: str = remember(*args, **kwargs)
-        size, when, lines, path = linecache.cache[name]  # type: ignore[misc]
+        size, _, lines, path = linecache.cache[name]  # type: ignore[misc]
         if lines and lines[0].startswith("# %%spawn"):
-            linecache.cache[name] = (size, when, [command.first_line, *lines[1:]], path)
+            linecache.cache[name] = (size, None, [command.first_line, *lines[1:]], path)
+            getattr(linecache, "_ipython_cache", {}).pop(name, None)  # IPython 7 would restore its own entry
         return name
 
     shell.compile.get_code_name = lambda raw, transformed, number: command.filename
