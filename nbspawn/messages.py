@@ -151,7 +151,7 @@ class RunCell:
     ``source`` is the cell's body with the magic's line as a leading comment, so that line numbers are the person's;
     ``first_line`` is that line as the person typed it; ``filename`` and ``number`` are IPython's names for the cell;
     ``sources`` holds ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks
-    and ``inspect.getsource``.
+    and ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed.
     """
 
     job: Any
@@ -161,6 +161,7 @@ class RunCell:
     number: int
     sources: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     colors: str = "NoColor"
+    silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
+import io
 import re
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
@@ -38,6 +40,16 @@ class Names(NamedTuple):
 
     required: frozenset[str]
     optional: frozenset[str]
+
+
+def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
+    """Does the cell end with a semicolon, IPython's way of not showing the value of the last expression?"""
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(transform(source)).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return [token.string for token in tokens if token.type not in blank][-1:] == [";"]
 
 
 def names_used(source: str, filename: str, transform: Callable[[str], str]) -> Names:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.machinery
 import io
 import os
+import signal
 import sys
 import sysconfig
 import threading
@@ -26,6 +27,8 @@ from nbspawn.engine import inherited
 
 FORKSERVER = "nbspawn-forkserver"
 SPAWN = "nbspawn-spawn"
+
+_START_SECONDS = 60.0
 
 _BASE = ("nbspawn.rank.preload",)
 _SHELL = ("nbspawn.rank.preload_shell",)
@@ -65,13 +68,13 @@ class PrivateServer:
         self._warming.start()
 
     def get(self) -> forkserver.ForkServer:
-        """The server; waits for the first one to be ready (about 1 s)."""
+        """The server; waits for the first one to be ready (about 1 s). Raises OSError if it is not in 60 s."""
         if self._server is None:
             self.warm_up()
             if self._warming is not None:
-                self._warming.join()
+                self._warming.join(_START_SECONDS)
         if self._server is None:
-            raise OSError("the private fork server did not start; `python -m nbspawn` tells more")
+            raise OSError("it has not finished its imports (python -m nbspawn tells more)")
         return self._server
 
     def stop(self) -> None:
@@ -101,8 +104,14 @@ class PrivateServer:
 def _started(preload: tuple[str, ...]) -> Any | None:
     server: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
     server.set_forkserver_preload(list(preload))
-    with _starting():
-        server.ensure_running()
+    # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The mask is
+    # inherited; ranks lift it (rank/process.py).
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with _starting():
+            server.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     inherited.keep_from_children(server._forkserver_alive_fd)
     # It listens from the start but answers only after its imports: one empty process tells when.
     ready = _Process(target=os.getpid, daemon=True)
@@ -193,7 +202,7 @@ def _close_all(ends: list[int], sentinel: int) -> None:
 
 
 class _Process(process.BaseProcess):
-    _start_method = FORKSERVER
+    _start_method = None  # of the rank's own processes (DataLoader workers): the kernel's default, not this context
     server: forkserver.ForkServer | None = None
 
     @staticmethod
@@ -213,7 +222,7 @@ class _SpawnPopen(popen_spawn_posix.Popen):
 
 
 class _SpawnProcess(process.BaseProcess):
-    _start_method = SPAWN
+    _start_method = None
 
     @staticmethod
     def _Popen(process_obj: Any) -> _SpawnPopen:

@@ -23,7 +23,7 @@ from nbspawn.engine.local import LocalContext, Resources
 from nbspawn.engine.logs import directories
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.start_method import Choice
-from nbspawn.errors import PayloadError, StartError
+from nbspawn.errors import PayloadError, StartError, interrupted
 from nbspawn.messages import RunCell, RunFunction
 from nbspawn.rank.launch import Launch, RunFiles, SentFd
 from nbspawn.rank.main import main
@@ -113,7 +113,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
     files = directories.new(options.log_dir, nprocs)
     resources = Resources(files, nprocs)
     launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
-    with InterruptFlag() as interrupted:
+    with InterruptFlag() as flag:
         try:
             with _starting(files, choice):
                 started = torch.multiprocessing.start_processes(
@@ -129,9 +129,9 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             if launch.payload is not None:
                 os.close(launch.payload.fd)
         context = LocalContext(started, files, resources, launch)
-    if interrupted.count:
+    if flag.count:
         context.close()
-        raise KeyboardInterrupt
+        raise interrupted(())
     return context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import selectors
@@ -140,6 +141,7 @@ class LocalContext(ProcessContext):
         process = self.processes[rank]
         if process.exitcode is None or rank not in self.sentinels.values():
             return
+        process.join()  # at once; else multiprocessing holds its pipes until the next start
         del self.sentinels[process.sentinel]
         self._selector.unregister(process.sentinel)
         self._hub.drain()
@@ -158,7 +160,8 @@ class LocalContext(ProcessContext):
         if isinstance(event, Raised):
             if event.name == "KeyboardInterrupt" and self._announced[rank]:
                 return
-            what = f"{event.name}: {event.message}" if event.message else event.name
+            message = event.message.strip().partition("\n")[0]
+            what = f"{event.name}: {message}" if message else event.name
             self._fail(rank, event.time, None, what, event.traceback, event.rendered, event.line)
         elif isinstance(event, Leaving):
             self._fail(rank, event.time, event.code, exit_text(rank, event.code, event.text))
@@ -234,7 +237,7 @@ class LocalContext(ProcessContext):
             elif rank not in self.outcomes:
                 self._stopped[rank] = how
             self._events.append(Stopping(rank, time.monotonic(), how))
-            _send(process.pid, number)
+            (_send_to_main_thread if number == signal.SIGINT else _send)(process.pid, number)
 
     # ------------------------------------------------------------ where ranks stand
 
@@ -243,7 +246,7 @@ class LocalContext(ProcessContext):
         for rank in self.sentinels.values():
             if rank in self._started and rank not in self.outcomes and self.processes[rank].exitcode is None:
                 self._asked.add(rank)
-                _send(self.processes[rank].pid, stacks.SIGNAL)
+                _send_to_main_thread(self.processes[rank].pid, stacks.SIGNAL)
 
     def stacks(self, ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
@@ -337,6 +340,16 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # ended in this moment
+
+
+def _send_to_main_thread(pid: int, number: int) -> None:
+    """A signal to the process may land in a thread of OpenMP or gloo, which has no Python stack to tell of, and whose
+    interruption does not wake the main thread from a system call."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "tgkill"):  # glibc 2.30
+        libc.tgkill(pid, pid, int(number))
+    else:
+        _send(pid, number)
 
 
 def _kill_group(pid: int) -> None:

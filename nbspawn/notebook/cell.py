@@ -10,7 +10,7 @@ from typing import Any
 from nbspawn.engine.launch import CellJob
 from nbspawn.errors import SpawnError
 from nbspawn.messages import RunCell
-from nbspawn.names import names_used
+from nbspawn.names import ends_silent, names_used
 
 
 def job(shell: Any, line: str, body: str) -> CellJob:
@@ -29,6 +29,7 @@ def job(shell: Any, line: str, body: str) -> CellJob:
         number=_numbers(shell).get(filename, shell.execution_count),
         sources=_sources(shell),
         colors=shell.colors,
+        silent=ends_silent(source, shell.transform_cell),
     )
     # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
     own = {name for name, value in shell.user_ns_hidden.items() if shell.user_ns.get(name) is value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from typing import Any
 
@@ -13,9 +14,13 @@ from nbspawn.notebook.magic import SpawnMagics
 
 _COMPLETED = "%%spawn"
 
+_kernel = 0  # the process that has loaded the extension
+
 
 def load(shell: Any) -> None:
     """Takes less than 0.1 s: torch is imported by the server now, and by this kernel when it is needed."""
+    global _kernel
+    _kernel = os.getpid()
     shell.register_magics(SpawnMagics)
     shell.set_hook("complete_command", _complete, str_key=_COMPLETED)
     shell.events.register("post_run_cell", _after_cell)
@@ -41,6 +46,8 @@ def _complete(shell: Any, event: Any) -> list[str]:
 
 def _after_cell(result: Any) -> None:
     """Remember which cell made fork unsafe, and have what the notebook imported since ready for the next run."""
+    if os.getpid() != _kernel:  # a forked rank inherits this hook, and needs no fork server of its own
+        return
     if "torch" in sys.modules or "jax" in sys.modules:
         from nbspawn.engine import fork_safety
 

@@ -41,14 +41,15 @@ class SpawnMagics(Magics):
         grace = GRACE_PERIOD if given.grace_period is None else given.grace_period
         session = Session(count_ranks(given.nprocs), options, given.timeout, grace, front_end.view(shell, given.view))
         try:
-            results = session.run(cells.job(shell, line, cell))
+            job = cells.job(shell, line, cell)
+            results = session.run(job)
         except (RankRaisedError, RankExitedError) as error:
             error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
             raise
         if given.out:
             shell.user_ns[given.out] = results
             return None
-        return None if results.empty else results
+        return None if results.empty or job.command.silent else results
 
 
 SpawnMagics.spawn.__doc__ = arguments.PARSER.format_help()

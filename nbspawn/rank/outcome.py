@@ -29,10 +29,9 @@ def failed(
     """
     moment = time.monotonic()
     if isinstance(error, SystemExit):
-        if error.code is None or error.code == 0:
-            return returned(rank, None)
-        if isinstance(error.code, int):
-            return Leaving(rank, moment, error.code, "", stdio.log_offset())
+        if error.code is None or isinstance(error.code, int):
+            code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255
+            return Leaving(rank, moment, code, "", stdio.log_offset()) if code else returned(rank, None)
         return Leaving(rank, moment, 1, str(error.code), stdio.log_offset())
     frames = _without(error.__traceback__, skip)
     text = "".join(traceback.format_exception(type(error), error, frames))

@@ -105,6 +105,8 @@ class Interrupts:
         signal.signal(signal.SIGINT, self)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self(signal.SIGINT, None)  # one that was announced before there was a handler for it
 
     @contextmanager
     def enabled(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import linecache
+import os
 import sys
 import types
 import warnings
@@ -60,6 +61,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     # would put it in a session of its own, where it would outlive the rank.
     shell.system = shell.system_raw
     shell.history_manager.enabled = False
+    shell.ask_exit = sys.exit  # `exit` and `quit`: a kernel's would end the notebook's kernel, the light shell has none
     if hasattr(shell, "kernel"):
         _silence_kernel(shell, info, channel)
     _plain_progress_bars(shell)
@@ -82,6 +84,7 @@ def run(
         _learn_sources(shell, command)
     shell.colors = command.colors
     shell.execution_count = command.number
+    shell.displayhook.silent = command.silent
     _name_cell(shell, command)
     rank, launch = info.rank, info.launch
     rendered: list[str] = []
@@ -176,6 +179,20 @@ class RankDisplayHook(DisplayHook):
     """The cell's last expression. A value with nothing but text is shown once, in the Results; a richer one (a table,
     a figure) is displayed where it was made."""
 
+    silent = False
+    """Does the cell end with a semicolon? Then its value is returned, but shown nowhere."""
+
+    def __call__(self, result: object = None) -> None:
+        """The value; IPython would ask the kernel's history whether this cell is silent."""
+        if self.silent:
+            self.fill_exec_result(result)
+        else:
+            super().__call__(result)
+
+    def quiet(self) -> bool:
+        """See ``silent``."""
+        return False
+
     def write_output_prompt(self) -> None:
         """The kernel marks what it shows."""
 
@@ -209,6 +226,7 @@ def _json_ready(data: Mapping[str, Any]) -> dict[str, Any]:
 def _silence_kernel(shell: InteractiveShell, info: RankInfo, channel: Channel) -> None:
     """Under fork: an inherited ZMQ socket hangs for ever when it is used, so nothing of the kernel may speak."""
     kernel = shell.kernel
+    os.environ["USE_NATIVE_IPYTHON_SYSTEM_COMMANDS"] = "1"  # Colab's own `!cmd` polls the kernel's stdin socket
     kernel.session.send = lambda *args, **kwargs: None
     kernel.session.recv = lambda *args, **kwargs: (None, None)
     kernel.raw_input = lambda prompt="": prompts.ask(info, channel, prompt, password=False)

@@ -1,0 +1,166 @@
+"""``python -m nbspawn``: what this machine allows, as plain text that fits into a bug report.
+
+Answers are found by trying where that is cheap: two ranks are really started through each start method. CUDA is asked
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbspawn
+
+_PACKAGES = ("ipython", "ipykernel", "ipywidgets", "jupyter_client", "cloudpickle")
+_LIMITS = (("open files", resource.RLIMIT_NOFILE), ("processes", resource.RLIMIT_NPROC))
+_GIB = 1 << 30
+_WAIT = 60.0  # seconds: a start that takes longer is reported as a failure
+_NAMES = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='\\n')"
+
+Row = tuple[str, str]
+
+
+def report(every_method: bool = False) -> str:
+    """The whole report. ``every_method`` also starts ranks with spawn, which takes some seconds."""
+    sections = {
+        "Versions": versions(),
+        "Machine": machine(),
+        "Start methods": start_methods(every_method),
+        "Devices": devices(),
+    }
+    return "\n\n".join(f"{title}\n{_table(rows)}" for title, rows in sections.items())
+
+
+def versions() -> list[Row]:
+    """What is installed, and beside what."""
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    return [
+        ("nbspawn", nbspawn.__version__),
+        ("python", platform.python_version()),
+        ("platform", platform.platform()),
+        ("torch", f"{torch.__version__} ({build} build)"),
+        *((name, _version(name)) for name in _PACKAGES),
+    ]
+
+
+def machine() -> list[Row]:
+    """What ranks have to share, and what the system lets nbspawn do."""
+    from nbspawn.engine.launch import cores
+
+    return [
+        ("cores", f"{cores()} of {os.cpu_count()} usable"),
+        ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB{_container_limit()}"),
+        ("/dev/shm", _shared_memory()),
+        *((name, f"at most {resource.getrlimit(kind)[0]} (-1: no limit)") for name, kind in _LIMITS),
+        ("own host name", _host_name()),
+        ("memfd", "yes" if hasattr(os, "memfd_create") else "no: variables travel in a temporary file"),
+        ("lifeline", "F_SETSIG" if hasattr(signal, "SIGRTMIN") else "a thread in each rank"),
+    ]
+
+
+def start_methods(every_method: bool) -> list[Row]:
+    """Whether ranks can be started in each way, and how long two of them take, from the call to the results."""
+    from nbspawn.engine.fork_safety import unsafe_to_fork
+    from nbspawn.engine.forkserver import server
+
+    hazards = unsafe_to_fork() if hasattr(os, "fork") else ["this system has no fork"]
+    rows = [("fork is safe here", "no: " + "; and ".join(hazards) if hazards else "yes: nothing found against it")]
+    if not hazards:
+        rows.append(("2 ranks, fork", _tried(lambda: _two_ranks("fork"))))
+    rows.append(("fork server, start", _tried(server.get)))
+    rows.append(("2 ranks, forkserver", _tried(lambda: _two_ranks("forkserver"))))
+    if every_method:
+        rows.append(("2 ranks, spawn", _tried(lambda: _two_ranks("spawn"))))
+    return rows
+
+
+def devices() -> list[Row]:
+    """The GPUs that ranks would see. CUDA is initialised in a child alone: here it would make fork unsafe."""
+    from nbspawn.engine.devices import gpus
+
+    found = gpus()
+    rows = [("GPUs", str(found))]
+    if found:
+        asked = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=_WAIT)
+        told = asked.stdout.splitlines() or asked.stderr.splitlines()[-1:]
+        rows += [(f"cuda:{number}", name) for number, name in enumerate(told)]
+    return rows
+
+
+def _table(rows: list[Row]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {told}" for name, told in rows)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _container_limit() -> str:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return ""
+    return f", of which this container may use {int(limit) / _GIB:.1f} GiB" if limit.isdecimal() else ""
+
+
+def _shared_memory() -> str:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except FileNotFoundError:
+        return "none"
+    return f"{usage.total / _GIB:.1f} GiB, {usage.free / _GIB:.1f} free"
+
+
+def _host_name() -> str:
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError as error:
+        return f"does not resolve ({error}); nbspawn does not need it"
+    return "resolves"
+
+
+def _two_ranks(method: str) -> None:
+    values = nbspawn.spawn(_own_rank, nprocs=2, start_method=method, timeout=_WAIT)
+    if values != [0, 1]:
+        raise RuntimeError(f"two ranks returned {values!r}")
+
+
+def _own_rank(rank: int) -> int:
+    return rank
+
+
+def _tried(action: Callable[[], object]) -> str:
+    began = time.monotonic()
+    try:
+        action()
+    except Exception as error:
+        return f"fails: {type(error).__name__}: {error}"
+    return f"works ({time.monotonic() - began:.3f} s)"
+
+
+def main() -> None:
+    """Print the report."""
+    parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What this machine allows nbspawn to do.")
+    parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
+    print(report(parser.parse_args().all))
+
+
+if __name__ == "__main__":
+    main()

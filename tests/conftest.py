@@ -1,0 +1,95 @@
+"""Fixtures for the tests that start real ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import resource_tracker, util
+from pathlib import Path
+
+import pytest
+
+# Without it jupyter_core warns, and warnings are errors here; set before anything imports it.
+os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+
+from kernels import Kernel
+
+
+@pytest.fixture(scope="session")
+def workplace() -> Iterator[str]:
+    """A temp directory of this test session (others may run on the machine), a warm fork server, orphans adopted."""
+    import leftovers
+    import rank_functions
+    import torch
+
+    import nbspawn
+    from nbspawn.engine import forkserver
+
+    shared = os.environ.get("TMPDIR"), tempfile.tempdir
+    util.get_temp_dir()  # multiprocessing's own, once a process and until its end
+    own = tempfile.mkdtemp(prefix="nbt-")
+    os.environ["TMPDIR"] = tempfile.tempdir = own
+    leftovers.adopt_orphans()
+    resource_tracker.ensure_running()
+    forkserver.server.get()
+    torch.zeros(1).share_memory_()
+    multiprocessing.Value("i")  # its heap stays for the life of the process
+    nbspawn.start_processes(rank_functions.succeed, start_method="fork")
+    yield own
+    forkserver.server.stop()
+    tempfile.tempdir = shared[1]
+    if shared[0] is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = shared[0]
+    shutil.rmtree(own, ignore_errors=True)
+
+
+@pytest.fixture
+def nothing_left(workplace: str) -> Iterator[None]:
+    """The test must leave no process, descriptor, thread, directory or signal handler behind."""
+    import leftovers
+
+    before = leftovers.State.now()
+    yield
+    leftovers.assert_nothing_beyond(before)
+
+
+# ---------------------------------------------------------------- kernels (kernels.py)
+
+WARM = "from nbspawn.engine.forkserver import server as _server; _server.get(); del _server"
+
+
+@pytest.fixture(scope="module")
+def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One kernel for a module's tests, the extension loaded and the fork server warm."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        assert kernel.execute("%load_ext nbspawn").status == "ok"
+        assert kernel.execute(WARM).status == "ok"
+        yield kernel
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The module's kernel; no test may leave a rank in it."""
+    yield module_kernel
+    module_kernel.assert_no_rank()
+    assert module_kernel.value("6 * 7") == 42
+
+
+@pytest.fixture
+def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel for one test that ends it, or spoils it."""
+    with Kernel(tmp_path) as kernel:
+        assert kernel.execute("%load_ext nbspawn").status == "ok"
+        assert kernel.execute(WARM).status == "ok"
+        yield kernel
+
+
+@pytest.fixture(params=["fork", "forkserver"])
+def method(request: pytest.FixtureRequest) -> str:
+    """The start methods under which a test must hold."""
+    return request.param

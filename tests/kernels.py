@@ -1,0 +1,355 @@
+"""Drives a real kernel as a front end does: sends cells, folds what comes back into a notebook's outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpec
+
+PATIENCE = 60.0  # seconds: the bound of every wait; nothing here is expected to come near it
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    """Without colours."""
+    return _ESCAPE.sub("", text)
+
+
+def wait_until(happened: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
+    """Look again and again, for at most ``timeout`` seconds; returns what ``happened`` gave."""
+    end = time.monotonic() + timeout
+    while not (result := happened()):
+        assert time.monotonic() < end, f"waited {timeout} s in vain: {what}"
+        time.sleep(0.01)
+    return result
+
+
+def lives(pid: int) -> bool:
+    """Is the process there, and no zombie?"""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_gone(pids: Sequence[int], seconds: float) -> None:
+    """Assert that the processes end within ``seconds``."""
+    wait_until(lambda: not any(map(lives, pids)), f"processes {[pid for pid in pids if lives(pid)]} end", seconds)
+
+
+@dataclass
+class Reply:
+    """What one cell left behind. ``outputs`` are those of the saved notebook, in order, consecutive text merged."""
+
+    status: str = ""
+    ename: str = ""
+    evalue: str = ""
+    traceback: str = ""
+    """Without colours."""
+    outputs: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    displays: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """By display id: the output, in its last state."""
+    prompts: list[tuple[str, bool]] = field(default_factory=list)
+    """What was asked, and whether as a password."""
+    sent: int = 0
+    """Bytes of text and displays that went over the wire."""
+    payload: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    _clear: bool = field(default=False, repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join([self.status, self.text()[-3000:], self.text("stderr")[-3000:], self.traceback])
+
+    def text(self, name: str = "stdout") -> str:
+        """All that was printed."""
+        return "".join(output["text"] for output in self.outputs if output["type"] == name)
+
+    @property
+    def lines(self) -> list[str]:
+        """The printed lines, the note "↓" before a display left out."""
+        return [line for line in self.text().splitlines() if not line.endswith("↓")]
+
+    def of(self, rank: int) -> list[str]:
+        """What one rank printed, alone or together with others, without the mark."""
+        found = []
+        for line in self.lines:
+            marked = re.match(r"\[([\d,-]+)\] *(.*)", line, re.DOTALL)
+            if marked and rank in _numbers(marked[1]):
+                found.append(marked[2])
+        return found
+
+    @property
+    def table(self) -> dict[str, str]:
+        """The mime bundle of the cell's first output."""
+        return self.outputs[0]["data"]
+
+    @property
+    def shown(self) -> list[dict[str, str]]:
+        """The mime bundles that ranks displayed: all but the table, and but the empty ones."""
+        rich = [output for output in self.outputs if output["type"] == "display_data"]
+        return [output["data"] for output in rich[1:] if output["data"]]
+
+    @property
+    def result(self) -> str:
+        """The text of Out[n]."""
+        return "".join(output["data"]["text/plain"] for output in self.outputs if output["type"] == "execute_result")
+
+    def fold(self, kind: str, content: dict[str, Any]) -> None:
+        """One message of the kernel."""
+        if kind == "clear_output":
+            self._clear = True
+            if not content["wait"]:
+                self._clear_now()
+        elif kind == "stream":
+            self._clear_now()
+            self.sent += len(content["text"].encode())
+            if self.outputs and self.outputs[-1]["type"] == content["name"]:
+                self.outputs[-1]["text"] += content["text"]
+            else:
+                self.outputs.append({"type": content["name"], "text": content["text"]})
+        elif kind in ("display_data", "execute_result"):
+            self._clear_now()
+            self.sent += len(str(content["data"]))
+            output = {"type": kind, "data": content["data"], "metadata": content["metadata"]}
+            self.outputs.append(output)
+            if name := content.get("transient", {}).get("display_id"):
+                self.displays[name] = output
+        elif kind == "update_display_data":
+            self.sent += len(str(content["data"]))
+            name = content["transient"]["display_id"]
+            if name in self.displays:
+                self.displays[name].update(data=content["data"], metadata=content["metadata"])
+        elif kind == "error":
+            self.ename, self.evalue = content["ename"], content["evalue"]
+            self.traceback = plain("\n".join(content["traceback"]))
+            self.outputs.append({"type": "error", **content})
+
+    def _clear_now(self) -> None:
+        if self._clear:
+            self.outputs.clear()
+            self._clear = False
+
+
+def _numbers(ranges: str) -> set[int]:
+    found: set[int] = set()
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+class Cell:
+    """A cell that has been sent. ``reply`` grows while messages are read, by ``until`` and ``wait``."""
+
+    def __init__(self, kernel: Kernel, message: str, answers: Sequence[str]) -> None:
+        self.reply = Reply()
+        self._kernel = kernel
+        self._message = message
+        self._answers = list(answers)
+        self._idle = False
+        self._replied = False
+        self._sent_at = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        return self._idle and self._replied
+
+    def until(self, text: str, times: int = 1, timeout: float = PATIENCE) -> Cell:
+        """Read messages until ``text`` has been printed so often."""
+        self._read(lambda: self.reply.text().count(text) >= times, f"{text!r} is printed {times} times", timeout)
+        return self
+
+    def asked(self, count: int = 1, timeout: float = PATIENCE) -> Cell:
+        """Read messages until so many questions have come."""
+        self._read(lambda: len(self.reply.prompts) >= count, f"{count} prompts", timeout)
+        return self
+
+    def wait(self, timeout: float = PATIENCE) -> Reply:
+        """Read messages to the cell's end."""
+        self._read(lambda: self.over, "the cell ends", timeout)
+        self.reply.seconds = time.monotonic() - self._sent_at
+        return self.reply
+
+    def take(self, channel: str, message: dict[str, Any]) -> None:
+        """One message, if it is this cell's."""
+        if message["parent_header"].get("msg_id") != self._message:
+            return
+        kind, content = message["header"]["msg_type"], message["content"]
+        if channel == "shell":
+            self._replied = True
+            self.reply.status = content["status"]
+            self.reply.payload = content.get("payload", [])
+        elif channel == "stdin":
+            self.reply.prompts.append((content["prompt"], content["password"]))
+            if self._answers:
+                self._kernel.answer(self._answers.pop(0))
+        elif kind == "status":
+            self._idle = content["execution_state"] == "idle"
+        else:
+            self.reply.fold(kind, content)
+
+    def _read(self, enough: Callable[[], bool], what: str, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not enough():
+            assert not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"
+            assert time.monotonic() < end, f"waited {timeout} s in vain: {what}\n{self.reply}"
+            assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
+            for channel, message in self._kernel.messages():
+                self.take(channel, message)
+
+
+class Kernel:
+    """An ipykernel of this interpreter; what it writes to its own terminal lands in ``terminal``."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
+        self._terminal = open(folder / "terminal.txt", "ab+")
+        self._env = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **env}
+
+    def start(self) -> Kernel:
+        """Start it and wait until it answers."""
+        self._manager = KernelManager()
+        self._manager._kernel_spec = KernelSpec(
+            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            display_name="test",
+            language="python",
+        )
+        streams = {"stdout": self._terminal, "stderr": self._terminal}
+        self._manager.start_kernel(env=self._env, cwd=str(self.folder), **streams)
+        self._connect()
+        return self
+
+    def __enter__(self) -> Kernel:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(now=True)
+        self._manager.cleanup_resources()
+        self._terminal.close()
+
+    def _connect(self) -> None:
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=PATIENCE)
+        # jupyter_client 7 has asyncio's sockets here, 8 blocking ones; seen as plain sockets they are alike.
+        self._sockets = {
+            zmq.Socket.shadow(self._client.stdin_channel.socket): "stdin",
+            zmq.Socket.shadow(self._client.iopub_channel.socket): "iopub",
+            zmq.Socket.shadow(self._client.shell_channel.socket): "shell",
+        }
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def pid(self) -> int:
+        return self._manager.provisioner.pid
+
+    @property
+    def alive(self) -> bool:
+        return lives(self.pid)
+
+    @property
+    def terminal(self) -> str:
+        """What kernel and ranks wrote to the terminal that the server was started in."""
+        return Path(self._terminal.name).read_text(errors="replace")
+
+    def submit(self, code: str, stdin: bool = True, answers: Sequence[str] = ()) -> Cell:
+        """Send a cell and return at once."""
+        return Cell(self, self._client.execute(code, allow_stdin=stdin), answers)
+
+    def execute(self, code: str, timeout: float = PATIENCE, stdin: bool = True, answers: Sequence[str] = ()) -> Reply:
+        """Run a cell to its end."""
+        return self.submit(code, stdin, answers).wait(timeout)
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression in the kernel, if its repr is a literal."""
+        import ast
+
+        reply = self.execute(expression)
+        assert reply.status == "ok", reply.traceback
+        return ast.literal_eval(reply.result)
+
+    def answer(self, text: str) -> None:
+        """The person's answer to the question that was asked last."""
+        self._client.input(text)
+
+    def messages(self) -> list[tuple[str, dict[str, Any]]]:
+        """What has come within 50 ms."""
+        found = []
+        for socket, _ in self._poller.poll(50):
+            _, message = self._client.session.recv(socket, mode=0)
+            found.append((self._sockets[socket], message))
+        return found
+
+    def complete(self, code: str) -> list[str]:
+        """The completions at the end of ``code``."""
+        return self._request(self._client.complete(code, len(code)))["matches"]
+
+    def inspect(self, code: str) -> str:
+        """What Shift-Tab shows at the end of ``code``."""
+        return plain(self._request(self._client.inspect(code, len(code)))["data"].get("text/plain", ""))
+
+    def _request(self, message: str) -> dict[str, Any]:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            for channel, reply in self.messages():
+                if channel == "shell" and reply["parent_header"].get("msg_id") == message:
+                    return reply["content"]
+        raise AssertionError("the kernel did not answer")
+
+    def interrupt(self) -> None:
+        """The Stop button of Jupyter."""
+        self._manager.interrupt_kernel()
+
+    def interrupt_every_process(self) -> None:
+        """The Stop button of VS Code: SIGINT to every descendant, then to the kernel."""
+        kernel = psutil.Process(self.pid)
+        for process in [*kernel.children(recursive=True), kernel]:
+            process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL, as the system does when memory is out."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def restart(self, now: bool = False) -> None:
+        """As the front end's button does it; returns when the new kernel answers."""
+        self._client.stop_channels()
+        self._manager.restart_kernel(now=now)
+        self._connect()
+
+    def shutdown(self, now: bool = False) -> None:
+        """Close the notebook."""
+        self._client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=now)
+
+    def ranks(self) -> list[psutil.Process]:
+        """What descends from the kernel, but for the fork server and multiprocessing's resource tracker."""
+        found = []
+        for child in psutil.Process(self.pid).children():
+            try:
+                command = " ".join(child.cmdline())
+                if "multiprocessing.forkserver" in command:
+                    found += child.children(recursive=True)
+                elif "multiprocessing.resource_tracker" not in command:
+                    found += [child, *child.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+        return [process for process in found if lives(process.pid)]
+
+    def assert_no_rank(self, seconds: float = 2.0) -> None:
+        """Every rank, and every child of one, has gone (the fork server may take a moment to bury its own)."""
+        wait_until(lambda: not self.ranks(), f"ranks end: {self.ranks()}", seconds)

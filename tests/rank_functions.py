@@ -1,0 +1,354 @@
+"""What the tests' ranks do. In a module of its own, because ranks that do not fork import their function by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nbspawn
+
+LONG = 60.0  # seconds: a rank that sleeps this long is expected to be stopped
+
+# ---------------------------------------------------------------- ends of every kind
+
+
+def succeed(rank: int) -> None:
+    pass
+
+
+def square(rank: int) -> int:
+    return rank * rank
+
+
+def put_rank(rank: int, queue: Any) -> None:
+    queue.put(rank)
+
+
+def raise_if(rank: int, failing: int) -> None:
+    if rank == failing:
+        raise ValueError(f"legitimate exception from process {rank}")
+    time.sleep(LONG)
+
+
+def raise_in_all(rank: int) -> None:
+    time.sleep(random.random() / 10)
+    raise ValueError(f"legitimate exception from process {rank}")
+
+
+def raise_keyboard_interrupt(rank: int) -> None:
+    if rank == 0:
+        raise KeyboardInterrupt("of the rank's own")
+
+
+def abort_in_0(rank: int) -> None:
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGABRT)
+    time.sleep(LONG)
+
+
+def signal_self(rank: int, number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(LONG)
+
+
+def sys_exit_in_0(rank: int, code: object) -> None:
+    if rank == 0:
+        sys.exit(code)  # type: ignore[arg-type]
+    time.sleep(LONG)
+
+
+def sys_exit(rank: int, code: object) -> None:
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def os_exit(rank: int, code: int) -> None:
+    print("last words", flush=True)
+    os._exit(code)
+
+
+def segfault(rank: int) -> None:
+    ctypes.string_at(0)
+
+
+def first_0_then_raise(rank: int, queue: Any) -> None:
+    if rank == 0:
+        return
+    queue.get()  # the test says when rank 0 has gone
+    raise ValueError("legitimate exception")
+
+
+def raise_with_teardown_that_hangs(rank: int) -> None:
+    """What NCCL's teardown does: hang where the interpreter waits for it."""
+    import atexit
+    from multiprocessing import util
+
+    atexit.register(time.sleep, LONG)
+    util.Finalize(None, time.sleep, args=(LONG,), exitpriority=1)
+    threading.Thread(target=time.sleep, args=(LONG,)).start()
+    raise ValueError("with a teardown that hangs")
+
+
+# ---------------------------------------------------------------- being stopped
+
+
+def mark_and_sleep(rank: int, folder: str) -> None:
+    """Say that this rank runs, by a file, and go on until it is stopped."""
+    _mark(folder, f"running-{rank}")
+    time.sleep(LONG)
+
+
+def sleep_for_interrupt(rank: int, folder: str) -> str:
+    caught = 0
+    try:
+        _mark(folder, f"running-{rank}")
+        time.sleep(LONG)
+    except KeyboardInterrupt:
+        caught += 1
+    finally:
+        _mark(folder, f"finally-{rank}")
+    try:
+        time.sleep(0.3)  # a second KeyboardInterrupt would land here
+    except KeyboardInterrupt:
+        caught += 1
+    return f"caught {caught}"
+
+
+def fall_to_interrupt(rank: int, folder: str) -> None:
+    try:
+        _mark(folder, f"running-{rank}")
+        time.sleep(LONG)
+    finally:
+        _mark(folder, f"finally-{rank}")
+
+
+def swallow_interrupts(rank: int, folder: str) -> None:
+    _mark(folder, f"running-{rank}")
+    while True:
+        try:
+            time.sleep(LONG)
+        except KeyboardInterrupt:
+            continue
+
+
+def ignore_sigterm(rank: int, folder: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mark_and_sleep(rank, folder)
+
+
+def ignore_sigterm_but_0_raises(rank: int, folder: str) -> None:
+    """Rank 0 raises once its peers are deaf to SIGTERM."""
+    if rank != 0:
+        ignore_sigterm(rank, folder)
+    while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]) - 1:
+        time.sleep(0.01)
+    raise ValueError("rank 0 raised")
+
+
+def leave_in_good_order_after_0_raised(rank: int, folder: str, seconds: float) -> None:
+    if rank == 0:
+        raise ValueError("rank 0 raised")
+    time.sleep(seconds)
+    _mark(folder, f"left-{rank}")
+
+
+def stuck_in_c_with_grandchild(rank: int, folder: str) -> None:
+    """Neither signal handlers nor the GIL are of use to whoever wants to end this rank."""
+    child = subprocess.Popen(["sleep", "600"])
+    _mark(folder, f"pids-{rank}", f"{os.getpid()} {child.pid}")
+    ctypes.PyDLL(None).sleep(600)
+
+
+def _mark(folder: str, name: str, text: str = "") -> None:
+    """A file that is there whole or not at all."""
+    draft = Path(folder, f".{name}")
+    draft.write_text(text)
+    draft.rename(Path(folder, name))
+
+
+# ---------------------------------------------------------------- children of ranks
+
+
+def start_children(rank: int, folder: str, end: str) -> None:
+    """A subprocess and a forked worker, left running when the rank ends."""
+    child = subprocess.Popen(["sleep", "600"])
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(600)
+        os._exit(0)
+    _mark(folder, f"pids-{rank}", f"{child.pid} {worker}")
+    child.returncode = 0  # no ResourceWarning: leaving it behind is the point
+    if end == "raise":
+        raise ValueError("children remain")
+
+
+def load_data_with_workers(rank: int) -> float:
+    from torch.utils.data import DataLoader
+
+    return float(sum(batch.sum() for batch in DataLoader(torch.arange(16.0), batch_size=4, num_workers=2)))
+
+
+def nest(rank: int, folder: str, method: str) -> None:
+    """A run within a rank that is killed in the middle: its own ranks must go too."""
+    nbspawn.start_processes(mark_pid_and_sleep, (folder,), nprocs=2, join=False, start_method=method)
+    while len(list(Path(folder).glob("pids-*"))) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LONG)
+
+
+def mark_pid_and_sleep(rank: int, folder: str) -> None:
+    _mark(folder, f"pids-{rank}", str(os.getpid()))
+    time.sleep(LONG)
+
+
+def sleep_long(rank: int) -> None:
+    time.sleep(LONG)
+
+
+def fail_in_nested(rank: int) -> None:
+    nbspawn.start_processes(raise_if, args=(1,), nprocs=2, start_method="fork")
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def use_everything(
+    rank: int, queue: Any, event: Any, lock: Any, value: Any, connection: Any, shared: torch.Tensor
+) -> None:
+    event.wait(30)
+    with lock:
+        value.value += 1
+    shared[rank] = rank + 1
+    connection.send(f"from {rank}")
+    queue.put((rank, torch.full((2,), rank).tolist()))
+
+
+def daemonic(rank: int) -> bool:
+    import multiprocessing
+
+    return multiprocessing.current_process().daemon
+
+
+# ---------------------------------------------------------------- torch.distributed
+
+
+def all_reduce_here(rank: int) -> float:
+    """As under torchrun: everything from the environment."""
+    dist.init_process_group("gloo")
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return x.item()
+
+
+def all_reduce_in_ready_group(rank: int) -> tuple[float, int]:
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    return x.item(), dist.get_world_size()
+
+
+def tutorial(rank: int, world_size: int, port: int) -> float:
+    """The DDP tutorial's set-up, with its own address and port."""
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2) * rank).sum().backward()
+    grad = model.module.weight.grad
+    assert grad is not None
+    dist.destroy_process_group()
+    return float(grad.sum())
+
+
+def one_leaves_a_collective(rank: int, failing: int) -> None:
+    """The failing rank raises while its peers wait for it in a collective: they get only echoes."""
+    dist.barrier()
+    if rank == failing:
+        raise ZeroDivisionError("the root cause")
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(10))
+    dist.barrier()
+
+
+def group_that_stays(rank: int) -> bool:
+    dist.all_reduce(torch.ones(1))
+    return dist.is_initialized()
+
+
+# ---------------------------------------------------------------- what a rank sees
+
+
+def surroundings(rank: int, *names: str) -> dict[str, Any]:
+    return {
+        "env": {name: os.environ.get(name) for name in names},
+        "cwd": os.getcwd(),
+        "path": list(sys.path),
+        "threads": torch.get_num_threads(),
+        "pgid": os.getpgrp() == os.getpid(),
+    }
+
+
+def environment(rank: int) -> dict[str, str]:
+    return dict(os.environ)
+
+
+def numpy_draw(rank: int) -> float:
+    import numpy
+
+    return float(numpy.random.rand())
+
+
+def run_module(rank: int, name: str) -> object:
+    import importlib
+
+    return importlib.import_module(name).answer()
+
+
+def listening(rank: int) -> list[tuple[str, int]]:
+    """Where this rank could be reached from."""
+    import psutil
+
+    return [one.laddr for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+
+
+def look_up_own_name(rank: int) -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def parallel_operation(rank: int) -> float:
+    x = torch.ones(600, 600)
+    return float((x @ x).sum())
+
+
+def say(rank: int, text: str) -> None:
+    print(f"{text} {rank}")
+
+
+def mixed_end(rank: int, turn: int) -> int:
+    """A different end at each turn."""
+    kind = turn % 5
+    if rank == 1 and kind == 1:
+        raise ValueError(f"turn {turn}")
+    if rank == 1 and kind == 2:
+        os._exit(7)
+    if rank == 1 and kind == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0 and kind in (1, 2, 3):
+        time.sleep(LONG)
+    print("turn", turn)
+    return turn

@@ -1,0 +1,56 @@
+"""What the Markdown files promise: their links, the set-up commands, the table of options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nbspawn.notebook.arguments import PARSER
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("nbspawn/**/*.md"), *ROOT.glob("docs/**/*.md")])
+README = (ROOT / "README.md").read_text()
+
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def _anchors(document: Path) -> set[str]:
+    """As code hosts make them of headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_exist(document: Path) -> None:
+    for link in _LINK.findall(document.read_text()):
+        if ":" in link:  # a web address
+            continue
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    (command,) = [line for line in README.splitlines() if line.endswith(".venv/bin/pytest")]
+    assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_pins_are_exact() -> None:
+    for name in ("requirements.txt", "colab-requirements.txt"):
+        for line in (ROOT / "binder" / name).read_text().splitlines():
+            assert not line or line.startswith("#") or re.fullmatch(r"[\w.-]+==[\w.]+", line), line
+
+
+def test_the_table_lists_every_option_and_no_other() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", README, re.MULTILINE)
+    listed = {names: values for names, values in rows if names.startswith(("`-", "`NPROCS"))}
+    expected = {
+        ", ".join(f"`{name}`" for name in action.option_strings or [action.metavar]): action.choices or ()
+        for action in PARSER._actions
+    }
+    assert listed.keys() == expected.keys()
+    for names, choices in expected.items():
+        assert set(choices) <= set(re.findall(r"`(\w+)`", listed[names])), names

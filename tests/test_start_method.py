@@ -1,0 +1,207 @@
+"""Which start method is used and why; and the hazards of fork, each with its remedy and without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import rank_functions as ranks
+import torch
+import torch.distributed as dist
+from leftovers import until
+
+import nbspawn
+from nbspawn.engine import fork_safety, forkserver, start_method
+from nbspawn.engine.launch import FunctionJob, settle
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def chosen(fn: Any = ranks.succeed, args: tuple[Any, ...] = (), requested: str = "auto") -> start_method.Choice:
+    choice, packed = settle(FunctionJob(fn, args), requested)
+    if packed is not None:
+        packed[0].close()
+    return choice
+
+
+def function_with_a_lock() -> Any:
+    lock = threading.Lock()
+
+    def locked(rank: int) -> int:
+        with lock:
+            return rank
+
+    return locked
+
+
+# ---------------------------------------------------------------- auto, and what was asked for
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(nbspawn.UsageError, match="'thread'.*auto, fork, forkserver, spawn"):
+        nbspawn.spawn(ranks.succeed, start_method="thread")
+
+
+@pytest.mark.parametrize("nprocs", [0, -1, 100_000])
+def test_absurd_number_of_ranks(nprocs: int) -> None:
+    with pytest.raises(nbspawn.UsageError, match=f"{nprocs} ranks"):
+        nbspawn.spawn(ranks.succeed, nprocs=nprocs)
+
+
+def test_auto_takes_the_warm_fork_server() -> None:
+    choice = chosen()
+    assert (choice.method, choice.warm) == ("forkserver", True)
+    assert "can travel" in choice.why
+
+
+def test_auto_falls_back_to_fork_for_what_cannot_travel() -> None:
+    """And says which variable it was."""
+    locked = function_with_a_lock()
+    choice = chosen(locked)
+    assert choice.method == "fork"
+    assert "fn cannot travel" in choice.why
+    assert list(nbspawn.spawn(locked, nprocs=2)) == [0, 1]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_cannot_travel_is_named(method: str) -> None:
+    with pytest.raises(nbspawn.PayloadError, match="lock"):
+        nbspawn.spawn(function_with_a_lock(), nprocs=2, start_method=method)
+
+
+def test_fork_as_asked() -> None:
+    assert chosen(requested="fork").method == "fork"
+
+
+# ---------------------------------------------------------------- an inherited process group
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_process_group_of_the_kernel_forbids_fork(process_group: None) -> None:
+    with pytest.raises(nbspawn.StartError, match=r"member of a process group.*forkserver"):
+        nbspawn.spawn(ranks.succeed, nprocs=2, start_method="fork")
+
+
+def test_auto_goes_to_the_fork_server_with_a_process_group_in_the_kernel(process_group: None) -> None:
+    assert chosen().method == "forkserver"
+    assert list(nbspawn.spawn(ranks.all_reduce_here, nprocs=2)) == [1.0, 1.0]
+
+
+def test_both_impossible_is_one_error_that_names_both(process_group: None) -> None:
+    with pytest.raises(nbspawn.PayloadError) as caught:
+        nbspawn.spawn(function_with_a_lock(), nprocs=2)
+    assert "it uses lock" in str(caught.value)
+    assert caught.value.culprit == "fn"
+    assert "process group" in str(caught.value)
+
+
+def test_hazard_names_the_cell_that_made_it(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safety, "_first_seen", {})
+    fork_safety.note_cell(7)
+    fork_safety.note_cell(9)
+    assert "cell 7" in "".join(fork_safety.fork_hazards())
+
+
+# ---------------------------------------------------------------- a poisoned CUDA runtime
+
+
+@pytest.fixture
+def poisoned_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA build in which ``torch.cuda.is_available()`` was called: a forked child finds itself in a bad fork, and
+    nothing in the kernel says so. (The one mock: this machine has no CUDA.)"""
+    kernel = os.getpid()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: os.getpid() != kernel)
+
+
+def test_poisoned_cuda_forbids_fork(poisoned_cuda: None) -> None:
+    assert not torch.cuda.is_initialized()
+    with pytest.raises(nbspawn.StartError, match="CUDA was used.*forkserver"):
+        nbspawn.spawn(ranks.succeed, nprocs=2, start_method="fork")
+
+
+def test_auto_goes_to_the_fork_server_with_a_poisoned_cuda(poisoned_cuda: None) -> None:
+    assert chosen().method == "forkserver"
+    assert list(nbspawn.spawn(ranks.square, nprocs=2)) == [0, 1]
+    with pytest.raises(nbspawn.PayloadError, match="(?s)lock.*CUDA"):
+        nbspawn.spawn(function_with_a_lock(), nprocs=2)
+
+
+def test_auto_with_a_cold_server_and_a_poisoned_cuda(poisoned_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A safe fork may serve until the server is warm; this one is not safe."""
+    cold = forkserver.PrivateServer()
+    monkeypatch.setattr(start_method, "server", cold)
+    try:
+        assert chosen().method == "forkserver"
+    finally:
+        cold.stop()
+
+
+def test_auto_forks_where_it_is_safe_until_the_server_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = forkserver.PrivateServer()
+    monkeypatch.setattr(start_method, "server", cold)
+    try:
+        choice = chosen()
+        assert (choice.method, choice.warm) == ("fork", False)
+        assert "warm" in choice.why
+        assert until(lambda: cold.warm, 60)
+        assert chosen().method == "forkserver"
+    finally:
+        cold.stop()
+
+
+# ---------------------------------------------------------------- OpenMP's pool
+
+OPENMP = """
+import sys, torch, nbspawn, rank_functions as ranks
+from nbspawn.engine import fork_safety, launch
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    ranks.parallel_operation(0)  # the kernel's pool has its threads now, which no fork copies
+    if sys.argv[1] == "without":
+        fork_safety.pause_openmp = lambda: None
+    try:
+        print(list(nbspawn.spawn(ranks.parallel_operation, nprocs=2, threads=2, start_method="fork", timeout=5,
+                                 grace_period=0.5)))
+    except nbspawn.RunTimeoutError as error:
+        print("hangs", "parallel_operation" in str(error))
+        print(error, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("remedy, printed", [("with", "[216000000.0, 216000000.0]"), ("without", "hangs True")])
+def test_parallel_operations_after_one_in_the_kernel(remedy: str, printed: str) -> None:
+    """In a process of its own: the kernel without the remedy must not be this one."""
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    env.pop("OMP_NUM_THREADS", None)
+    command = [sys.executable, "-c", OPENMP, remedy]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert ran.stdout.strip() == printed, ran.stdout + ran.stderr
+
+
+def test_kernel_can_compute_in_parallel_again_after_a_fork() -> None:
+    assert ranks.parallel_operation(0) == 216000000.0
+    assert (
+        list(nbspawn.spawn(ranks.parallel_operation, nprocs=2, threads=2, start_method="fork", timeout=30))
+        == [216000000.0] * 2
+    )
+    assert ranks.parallel_operation(0) == 216000000.0
+    fork_safety.pause_openmp()  # the threads of this process's own pool
+
+
+def test_probe_finds_a_lock_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no static check knows: a child that hangs in torch."""
+    monkeypatch.setattr(fork_safety, "_PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(fork_safety, "_try_torch", lambda: threading.Event().wait() and "")
+    assert "hangs" in fork_safety.probe()[0]

@@ -1,0 +1,257 @@
+"""Stop and death: interrupts reach every rank once, and no end of the kernel leaves anything running."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from kernels import Kernel, Reply, lives, wait_gone, wait_until
+
+FINALLY = """%%spawn 3 -m {method} -g {grace}
+import time
+try:
+    print('ready')
+    while True:
+        time.sleep(0.01)
+finally:
+    with open({folder!r} + f'/finally-{{rank}}', 'a') as file:
+        file.write('x')
+"""
+
+
+def interrupted(reply: Reply) -> Reply:
+    assert (reply.status, reply.ename) == ("error", "KeyboardInterrupt"), str(reply)
+    return reply
+
+
+def finally_ran(folder: Path) -> list[str]:
+    return [(folder / f"finally-{rank}").read_text() for rank in range(3)]
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_stop_runs_every_finally_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    cell = kernel.submit(FINALLY.format(method=method, grace=3, folder=str(tmp_path))).until("ready", times=1)
+    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(3)), "all are ready", 20)
+    pressed = time.monotonic()
+    kernel.interrupt()
+    reply = interrupted(cell.wait())
+    assert time.monotonic() - pressed < 2
+    assert finally_ran(tmp_path) == ["x"] * 3
+    assert reply.table["text/plain"].count("interrupted") == 3
+    assert kernel.execute(f"%%spawn 2 -m {method}\nrank").result == "[0] 0\n[1] 1"
+
+
+def test_sigint_to_every_process_counts_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    cell = kernel.submit(FINALLY.format(method=method, grace=3, folder=str(tmp_path)))
+    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(3)), "all are ready", 20)
+    kernel.interrupt_every_process()
+    reply = interrupted(cell.wait())
+    assert finally_ran(tmp_path) == ["x"] * 3
+    assert reply.table["text/plain"].count("interrupted") == 3
+    assert kernel.execute(f"%%spawn 2 -m {method}\nrank").result == "[0] 0\n[1] 1"
+
+
+STUBBORN = """%%spawn 2 -m {method} -g {grace}
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('ready')
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print('ignored')
+"""
+
+
+def test_second_stop_kills_at_once(kernel: Kernel, method: str) -> None:
+    cell = kernel.submit(STUBBORN.format(method=method, grace=60))
+    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    kernel.interrupt()
+    cell._read(lambda: all("ignored" in cell.reply.of(rank) for rank in range(2)), "both ignore it", 20)
+    pressed = time.monotonic()
+    kernel.interrupt()
+    reply = interrupted(cell.wait())
+    assert time.monotonic() - pressed < 2
+    assert reply.table["text/plain"].count("killed") == 2
+
+
+def test_one_stop_goes_up_the_ladder(kernel: Kernel, method: str) -> None:
+    cell = kernel.submit(STUBBORN.format(method=method, grace=0.3))
+    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    pressed = time.monotonic()
+    kernel.interrupt()
+    reply = interrupted(cell.wait())
+    assert time.monotonic() - pressed < 5
+    assert reply.table["text/plain"].count("killed") == 2
+
+
+def test_stop_while_ranks_start(kernel: Kernel, method: str) -> None:
+    for _ in range(5):
+        cell = kernel.submit(f"print('now')\nget_ipython().run_cell_magic('spawn', '8 -m {method}', '''{SLEEP}''')")
+        cell.until("now")
+        kernel.interrupt()
+        interrupted(cell.wait())
+        kernel.assert_no_rank()
+
+
+SLEEP = "import time\ntime.sleep(60)"
+
+
+def test_stop_at_a_collective(kernel: Kernel, method: str) -> None:
+    cell = kernel.submit(
+        f"%%spawn 2 -m {method} -g 1 --backend gloo\nimport torch, torch.distributed as dist\nprint('ready')\n"
+        "if rank: dist.all_reduce(torch.ones(1))\nelse:\n    import time; time.sleep(60)"
+    )
+    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    pressed = time.monotonic()
+    kernel.interrupt()
+    interrupted(cell.wait())
+    assert time.monotonic() - pressed < 5
+
+
+def test_stop_of_a_shell_command(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    cell = kernel.submit(f"%%spawn 2 -m {method} -g 1\n!echo $$$$ > {tmp_path}/shell-$rank; exec sleep 1000")
+    pids = []
+    for rank in range(2):
+        path = tmp_path / f"shell-{rank}"
+        wait_until(lambda path=path: path.exists() and path.read_text().strip(), "the shell runs")
+        pids.append(int(path.read_text()))
+    kernel.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt", str(reply)
+    wait_gone(pids, 2)
+
+
+def test_a_failure_ends_the_peers_after_the_grace_period(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    cell = f"""%%spawn 3 -m {method} -g 5
+import time
+try:
+    if rank == 0: 1 / 0
+    time.sleep(60)
+finally:
+    open({str(tmp_path)!r} + f'/finally-{{rank}}', 'a').write('x')"""
+    reply = kernel.execute(cell)
+    assert "ZeroDivisionError" in reply.evalue
+    assert finally_ran(tmp_path) == ["x"] * 3
+    assert reply.seconds < 4
+
+
+def test_children_of_a_rank_end_with_it(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    cell = f"""%%spawn 2 -m {method}
+import subprocess
+child = subprocess.Popen(['sleep', '1000'])
+!sleep 1000 & echo $! > {tmp_path}/shell-{{rank}}
+child.pid"""
+    assert kernel.execute(f"{cell.replace('%%spawn 2', '%%spawn 2 -o pids')}").status == "ok"
+    pids = kernel.value("list(pids)") + [int((tmp_path / f"shell-{rank}").read_text()) for rank in range(2)]
+    wait_gone(pids, 2)
+
+
+# ---------------------------------------------------------------- the end of the kernel
+
+GRANDCHILDREN = """%%spawn 3 -m {method}
+import ctypes, json, os, subprocess, time
+child = subprocess.Popen(['sleep', '1000'])
+!sleep 1000 & echo $! > {folder}/shell-{{rank}}
+shell = int(open(f'{folder}/shell-{{rank}}').read())
+with open(f'{folder}/writing-{{rank}}', 'w') as file:
+    json.dump([os.getpid(), child.pid, shell], file)
+os.rename(f'{folder}/writing-{{rank}}', f'{folder}/pids-{{rank}}')
+if rank == 2:
+    ctypes.PyDLL(None).sleep(1000)  # a long C call that holds the GIL
+if rank == 1:
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def start_grandchildren(kernel: Kernel, method: str, folder: Path) -> list[int]:
+    """Ranks that will not go by themselves, each with two children; the pids of all nine processes."""
+    kernel.submit(GRANDCHILDREN.format(method=method, folder=folder))
+    files = [folder / f"pids-{rank}" for rank in range(3)]
+    wait_until(lambda: all(file.exists() for file in files), "the ranks run")
+    pids = [pid for file in files for pid in json.loads(file.read_text())]
+    assert all(map(lives, pids))
+    return pids
+
+
+def test_kernel_killed(own_kernel: Kernel, method: str, tmp_path: Path) -> None:
+    pids = start_grandchildren(own_kernel, method, tmp_path)
+    own_kernel.kill()
+    wait_gone(pids, 2)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_kernel_restarted(own_kernel: Kernel, method: str, tmp_path: Path, now: bool) -> None:
+    pids = start_grandchildren(own_kernel, method, tmp_path)
+    old = own_kernel.pid
+    own_kernel.restart(now=now)
+    assert own_kernel.pid != old
+    wait_gone(pids, 2)
+    assert own_kernel.execute("%load_ext nbspawn").status == "ok"
+    assert own_kernel.execute(f"%%spawn 2 -m {method}\nrank").result == "[0] 0\n[1] 1"
+    own_kernel.assert_no_rank()
+
+
+def test_kernel_shut_down(own_kernel: Kernel, method: str, tmp_path: Path) -> None:
+    pids = start_grandchildren(own_kernel, method, tmp_path)
+    own_kernel.shutdown(now=False)
+    wait_gone(pids, 2)
+
+
+def test_kernel_shut_down_at_rest(own_kernel: Kernel, tmp_path: Path) -> None:
+    import psutil
+
+    assert own_kernel.execute("%%spawn 2\nrank").status == "ok"
+    rest = [process.pid for process in psutil.Process(own_kernel.pid).children(recursive=True)]
+    assert rest, "the fork server"
+    own_kernel.shutdown(now=False)
+    wait_gone(rest, 3)
+
+
+# ---------------------------------------------------------------- over many runs
+
+STATE = """
+def state_():
+    import gc, glob, os, signal, tempfile, threading
+    gc.collect()
+    return {
+        'fds': len(os.listdir('/proc/self/fd')),
+        'threads': len(os.listdir('/proc/self/task')),
+        'files': len(glob.glob(tempfile.gettempdir() + '/**', recursive=True)),
+        'signals': [repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n not in (9, 19)],
+        'shm': len(os.listdir('/dev/shm')),
+    }
+"""
+ENDS = {"ok": "rank", "raising": "1 / (rank - 1)", "exit": "import os; os._exit(rank)", "text": "print('x' * 300_000)"}
+
+
+def test_nothing_grows_over_50_runs(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with Kernel(tmp_path, TMPDIR=str(tmp_path / "tmp")) as kernel:
+        assert kernel.execute("%load_ext nbspawn\n" + STATE).status == "ok"
+
+        def some(count: int) -> dict[str, object]:
+            for i in range(count):
+                end, body = list(ENDS.items())[i % 4]
+                reply = kernel.execute(f"%%spawn 2 -m {('fork', 'forkserver')[i // 4 % 2]} -g 1\n{body}")
+                assert reply.status == ("ok" if end in ("ok", "text") else "error"), str(reply)
+            kernel.assert_no_rank()
+            return kernel.value("state_()")
+
+        first = some(24)  # by then the logs of as many failed runs are kept as ever will be
+        then = some(50)
+        assert then.pop("signals") == first.pop("signals")
+        assert {name: count for name, count in then.items() if count > first[name]} == {}, (first, then)
+        assert len(list((tmp_path / "tmp").glob("nbspawn-*"))) <= 1
+        kernel.shutdown()
+        wait_until(lambda: not list((tmp_path / "tmp").glob("nbspawn-*")), "the kernel tidies up", 5)

@@ -1,0 +1,171 @@
+"""``%%spawn`` where no kernel is: IPython in a terminal, with and without cursor movement, and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import psutil
+import pytest
+from kernels import wait_until
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
+_PROMPT = r"In \[(\d+)\]: "
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "IPYTHONDIR": str(folder), "COLUMNS": "100", "LINES": "30", **more}
+
+
+class Terminal:
+    """IPython under a pseudo-terminal."""
+
+    def __init__(self, folder: Path, *options: str, term: str) -> None:
+        self.cells = 0
+        self.process = pexpect.spawn(
+            sys.executable,
+            ["-m", "IPython", "--no-banner", "--no-confirm-exit", *options],
+            env=environment(folder, TERM=term),
+            cwd=str(folder),
+            dimensions=(30, 100),
+            encoding="utf-8",
+            timeout=30,
+        )
+        self.process.delaybeforesend = None
+        self._prompted()
+
+    def _prompted(self) -> str:
+        """What came before the next prompt; prompt_toolkit draws one prompt several times."""
+        self.cells += 1
+        self.process.expect(rf"In .{{0,30}}\[.{{0,20}}?{self.cells}.{{0,20}}?\]")
+        return self.process.before
+
+    def run(self, cell: str) -> str:
+        """Type the cell and an empty line (two end a ``%%`` cell in prompt_toolkit); returns what is shown."""
+        self.start(cell)
+        return self._prompted()
+
+    def start(self, cell: str) -> None:
+        """Type the cell and return at once."""
+        for line in cell.split("\n"):
+            self.process.send(line + "\r")
+        if "\n" in cell:
+            self.process.send("\r")
+
+    def ranks(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            command = " ".join(child.cmdline())
+            if "forkserver" in command:
+                found += child.children()
+            elif "resource_tracker" not in command:
+                found.append(child)
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        wait_until(lambda: not self.ranks(), "ranks end", 2)
+        self.process.close(force=True)
+
+
+@pytest.fixture(params=["simple", "live"])
+def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    options = ("--simple-prompt", "--colors=NoColor") if request.param == "simple" else ()
+    terminal = Terminal(tmp_path, *options, term="xterm")
+    terminal.run("%load_ext nbspawn")
+    yield terminal
+    terminal.close()
+
+
+def shown(text: str) -> str:
+    return _CONTROL.sub("", text).replace("\r", "")
+
+
+def test_a_cell(terminal: Terminal, request: pytest.FixtureRequest) -> None:
+    text = terminal.run("%%spawn 2\nprint('said by', rank)\nrank * 7")
+    assert "said by 0" in shown(text) and "said by 1" in shown(text)
+    assert shown(text).count("✓ done") >= 2
+    assert "[0] 0" in shown(text) and "[1] 7" in shown(text)
+    if request.node.callspec.params["terminal"] == "simple":
+        assert "\x1b" not in text
+        assert text.count("✓ done") == 2, "the table is drawn once"
+
+
+def test_an_error(terminal: Terminal, request: pytest.FixtureRequest) -> None:
+    text = terminal.run("%%spawn 2\nprint('before')\n1 / 0")
+    assert "RankRaisedError: rank" in shown(text)
+    assert "ZeroDivisionError: division by zero (line 3)" in shown(text)
+    assert shown(text).count("----> 3 1 / 0") == 1
+    if request.node.callspec.params["terminal"] == "simple":
+        assert "\x1b" not in text
+    assert "4" in shown(terminal.run("2 + 2"))
+
+
+def test_ctrl_c(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.start(f"%%spawn 2 -g 1\nimport time\nopen(f'{tmp_path}/ready-{{rank}}', 'w').close()\ntime.sleep(60)")
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "the ranks run")
+    terminal.process.sendintr()
+    assert "KeyboardInterrupt" in shown(terminal._prompted())
+    wait_until(lambda: not terminal.ranks(), "ranks end", 2)
+    assert "[1] 1" in shown(terminal.run("%%spawn 2\nrank"))
+
+
+def test_input(terminal: Terminal) -> None:
+    terminal.start("%%spawn 2\nname = input('who? ') if rank else 'nobody'\nname")
+    terminal.process.expect(r"\[1\] who\? ")
+    terminal.process.send("ada\r")
+    assert "[1] 'ada'" in shown(terminal._prompted())
+
+
+def test_the_terminal_is_as_before(terminal: Terminal) -> None:
+    """No rank may change the terminal's modes, or take its foreground."""
+    terminal.run("import subprocess; before = subprocess.run(['stty', '-g'], capture_output=True, text=True).stdout")
+    terminal.run("%%spawn 2\n!true\nrank")
+    terminal.run("after = subprocess.run(['stty', '-g'], capture_output=True, text=True).stdout")
+    assert "same True" in shown(terminal.run("print('same', before == after != '')"))
+
+
+# ---------------------------------------------------------------- pipes
+
+CELL = "%load_ext nbspawn\nget_ipython().run_cell_magic('spawn', '2', '''print('said by', rank)\\nrank * 7\\n''')\n"
+
+
+def piped(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", *arguments],
+        env=environment(folder, TERM="dumb"),
+        cwd=str(folder),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_ipython_c(tmp_path: Path) -> None:
+    done = piped(tmp_path, "--colors=NoColor", "-c", CELL)
+    assert done.returncode == 0, done.stderr
+    assert "said by 1" in done.stdout and done.stdout.count("✓ done") == 2
+    assert "\x1b" not in done.stdout.replace("\x1b[22;0t\x1b]0;", "").replace("IPython: ", "")
+
+
+def test_ipython_script(tmp_path: Path) -> None:
+    script = tmp_path / "job.ipy"
+    script.write_text(
+        "%load_ext nbspawn\n\ndef main():\n" + "    get_ipython().run_cell_magic('spawn', '2', '1/rank')\nmain()\n"
+    )
+    done = piped(tmp_path, "--colors=NoColor", str(script))
+    assert "ZeroDivisionError" in done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+def test_no_rank_outlives_ipython(tmp_path: Path) -> None:
+    cell = "import os\\nprint('pid', os.getpid())\\n!sleep 1000 & echo pid $!"
+    done = piped(tmp_path, "-c", CELL.replace("print('said by', rank)\\nrank * 7\\n", cell))
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    assert len(pids) == 4, done.stdout + done.stderr
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all end", 3)
