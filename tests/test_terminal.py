@@ -15,7 +15,7 @@ import pytest
 from kernels import wait_until
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
-_PROMPT = r"In \[(\d+)\]: "
+_CODES = r"(?:\x1b\[[0-9;?]*[A-Za-z])*"
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ class Terminal:
             cwd=str(folder),
             dimensions=(30, 100),
             encoding="utf-8",
-            timeout=30,
+            timeout=20,
         )
         self.process.delaybeforesend = None
         self._prompted()
@@ -42,11 +42,11 @@ class Terminal:
     def _prompted(self) -> str:
         """What came before the next prompt; prompt_toolkit draws one prompt several times."""
         self.cells += 1
-        self.process.expect(rf"In .{{0,30}}\[.{{0,20}}?{self.cells}.{{0,20}}?\]")
+        self.process.expect(rf"In \[{_CODES}{self.cells}{_CODES}\]")
         return self.process.before
 
     def run(self, cell: str) -> str:
-        """Type the cell and an empty line (two end a ``%%`` cell in prompt_toolkit); returns what is shown."""
+        """Type the cell, and the two empty lines that end a ``%%`` cell; returns what is shown."""
         self.start(cell)
         return self._prompted()
 
@@ -55,11 +55,13 @@ class Terminal:
         for line in cell.split("\n"):
             self.process.send(line + "\r")
         if "\n" in cell:
-            self.process.send("\r")
+            self.process.send("\r\r")
 
     def ranks(self) -> list[psutil.Process]:
         found = []
         for child in psutil.Process(self.process.pid).children():
+            if child.status() == psutil.STATUS_ZOMBIE:
+                continue
             command = " ".join(child.cmdline())
             if "forkserver" in command:
                 found += child.children()

@@ -11,6 +11,8 @@ that the person's own ``set_start_method`` still works after ``%load_ext nbspawn
 
 from __future__ import annotations
 
+import atexit
+import copyreg
 import importlib.machinery
 import io
 import os
@@ -18,12 +20,14 @@ import signal
 import sys
 import sysconfig
 import threading
+import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, process, reduction, spawn, util
+from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, reduction, spawn, util
 from typing import Any
 
 from nbspawn.engine import inherited
+from nbspawn.engine.directories import OwnedDirectory
 
 FORKSERVER = "nbspawn-forkserver"
 SPAWN = "nbspawn-spawn"
@@ -43,18 +47,22 @@ class PrivateServer:
     def __init__(self) -> None:
         self._forget()
         inherited.when_forked(self._forget)
+        atexit.register(self._remove_directory)
 
     def _forget(self) -> None:
-        self._server: forkserver.ForkServer | None = None
+        self._current: Any = None
         self._preloaded: tuple[str, ...] = ()
         self._warming: threading.Thread | None = None
         self._retired: list[Any] = []
-        self._lock = threading.Lock()
+        self._directory: OwnedDirectory | None = None
+        self._made = 0
+        self.not_while_forking = threading.Lock()
+        """Held while a thread is in multiprocessing's own locks, which a forked child would inherit locked."""
 
     @property
     def warm(self) -> bool:
         """Has a server finished its imports?"""
-        return self._server is not None
+        return self._current is not None
 
     def warm_up(self, packages: Iterable[str] = ()) -> None:
         """Have a server that has imported ``packages`` too, soon; returns at once. The present one, if there is one,
@@ -63,71 +71,89 @@ class PrivateServer:
         if set(wanted) <= set(self._preloaded) or (self._warming is not None and self._warming.is_alive()):
             return
         self._retired = [old for old in self._retired if not _has_ended(old)]
-        util.get_temp_dir()  # multiprocessing makes it once a process; not in a thread that a fork may cut
+        if self._directory is None:
+            self._directory = OwnedDirectory()
         self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
         self._warming.start()
 
     def get(self) -> forkserver.ForkServer:
         """The server; waits for the first one to be ready (about 1 s). Raises OSError if it is not in 60 s."""
-        if self._server is None:
+        if self._current is None:
             self.warm_up()
             if self._warming is not None:
                 self._warming.join(_START_SECONDS)
-        if self._server is None:
+        if self._current is None:
             raise OSError("it has not finished its imports (python -m nbspawn tells more)")
-        return self._server
+        return self._current  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         """End the server. Ranks that it has forked live on."""
         if self._warming is not None:
             self._warming.join()
-        with self._lock:
-            if self._server is not None:
-                self._retire(self._server)
-            self._server, self._preloaded = None, ()
+        if self._current is not None:
+            self._retire(self._current)
+        self._current, self._preloaded = None, ()
+        self._remove_directory()
 
     def _replace(self, preload: tuple[str, ...]) -> None:
-        server = _started(preload)
-        if server is None:  # one of the person's packages does not survive the import outside of the kernel
-            server = _started(tuple(name for name in preload if name in _BASE + _SHELL))
-        with self._lock:
-            old, self._server, self._preloaded = self._server, server, preload
-            if old is not None:
-                self._retire(old)
+        fresh = self._start(preload)
+        if fresh is None:  # one of the person's packages does not survive the import outside of the kernel
+            fresh = self._start(tuple(name for name in preload if name in _BASE + _SHELL))
+        old, self._current, self._preloaded = self._current, fresh, preload
+        if old is not None:
+            self._retire(old)
+
+    def _start(self, preload: tuple[str, ...]) -> Any:
+        fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
+        fresh.set_forkserver_preload(list(preload))
+        # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The mask is
+        # inherited; ranks lift it (rank/process.py).
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with self.not_while_forking, _starting(), self._listening_here():
+                fresh.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        inherited.keep_from_children(fresh._forkserver_alive_fd)
+        # It listens from the start but answers only after its imports: one empty process tells when.
+        ready = _ServedProcess(target=os.getpid, daemon=True)
+        ready.server = fresh
+        try:
+            ready.start()
+            ready.join()
+            return fresh
+        except (OSError, EOFError):
+            return None
+
+    @contextmanager
+    def _listening_here(self) -> Iterator[None]:
+        """multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not."""
+        assert self._directory is not None
+        self._made += 1
+        address = os.fspath(self._directory.path / f"server-{self._made}")
+        module: Any = forkserver
+        module.connection = types.SimpleNamespace(arbitrary_address=lambda family: address)
+        try:
+            yield
+        finally:
+            module.connection = connection
 
     def _retire(self, old: Any) -> None:
         """It ends by itself when the last rank that it forked is done with; see ``_ServerPopen``."""
         inherited.close(old._forkserver_alive_fd)
         self._retired.append(old)
 
-
-def _started(preload: tuple[str, ...]) -> Any | None:
-    server: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
-    server.set_forkserver_preload(list(preload))
-    # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The mask is
-    # inherited; ranks lift it (rank/process.py).
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with _starting():
-            server.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    inherited.keep_from_children(server._forkserver_alive_fd)
-    # It listens from the start but answers only after its imports: one empty process tells when.
-    ready = _Process(target=os.getpid, daemon=True)
-    ready.server = server
-    try:
-        ready.start()
-        ready.join()
-        return server
-    except (OSError, EOFError):
-        return None
+    def _remove_directory(self) -> None:
+        if self._directory is not None:
+            self._directory.remove()
+            self._directory = None
 
 
-def _has_ended(server: Any) -> bool:
-    if os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0:
+def _has_ended(old: Any) -> bool:
+    if os.waitpid(old._forkserver_pid, os.WNOHANG)[0] == 0:
         return False
-    os.unlink(server._forkserver_address)
+    if os.path.exists(old._forkserver_address):
+        os.unlink(old._forkserver_address)
     return True
 
 
@@ -172,9 +198,25 @@ class _ServerPopen(popen_forkserver.Popen):
 
     _fds: list[int]
 
+    def __init__(self, process_obj: Any) -> None:
+        self._pid: int | None = None
+        super().__init__(process_obj)
+
+    @property
+    def pid(self) -> int:  # type: ignore[override]
+        """The server tells it first of all. Whoever starts several processes does not wait for one after the other."""
+        if self._pid is None:
+            self._pid = forkserver.read_signed(self.sentinel)
+        return self._pid
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code, which the server tells after the pid; None if there is none yet."""
+        if self._pid is None and flag == os.WNOHANG and not connection.wait([self.sentinel], 0):
+            return None
+        return super().poll(flag) if self.pid else None
+
     def _launch(self, process_obj: Any) -> None:
-        fork_server: Any = process_obj.server or server.get()
-        process_obj.server = None
+        fork_server: Any = process_obj.__dict__.pop("server", None) or server.get()
         data = io.BytesIO()
         with _starting():
             preparation = spawn.get_preparation_data(process_obj._name)
@@ -184,7 +226,8 @@ class _ServerPopen(popen_forkserver.Popen):
             reduction.dump(process_obj, data)
         finally:
             context.set_spawning_popen(None)
-        self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
+        with server.not_while_forking:
+            self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
         # keeps the server alive until this process's exit code has been read: a server whose last client leaves
         # together with its last child ends without telling how that child did (exit code 255).
@@ -192,7 +235,6 @@ class _ServerPopen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
         with open(writable, "wb") as pipe:
             pipe.write(data.getbuffer())
-        self.pid = forkserver.read_signed(self.sentinel)
 
 
 def _close_all(ends: list[int], sentinel: int) -> None:
@@ -201,18 +243,25 @@ def _close_all(ends: list[int], sentinel: int) -> None:
     os.close(sentinel)
 
 
-class _Process(process.BaseProcess):
-    _start_method = None  # of the rank's own processes (DataLoader workers): the kernel's default, not this context
+class _Process(context.Process):
+    """In the rank it is multiprocessing's own class: nothing of the engine is imported there, and the processes that
+    the rank starts itself (DataLoader workers) use the kernel's default start method."""
+
+    def __reduce__(self) -> Any:
+        return copyreg.__newobj__, (context.Process,), self.__dict__  # type: ignore[attr-defined]
+
+
+class _ServedProcess(_Process):
     server: forkserver.ForkServer | None = None
 
     @staticmethod
-    def _Popen(process_obj: Any) -> _ServerPopen:
+    def _Popen(process_obj: Any) -> Any:
         return _ServerPopen(process_obj)
 
 
 class _ForkServerContext(context.BaseContext):
     _name = FORKSERVER
-    Process = _Process
+    Process = _ServedProcess
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
@@ -221,17 +270,15 @@ class _SpawnPopen(popen_spawn_posix.Popen):
             super()._launch(process_obj)  # type: ignore[misc]
 
 
-class _SpawnProcess(process.BaseProcess):
-    _start_method = None
-
+class _SpawnedProcess(_Process):
     @staticmethod
-    def _Popen(process_obj: Any) -> _SpawnPopen:
+    def _Popen(process_obj: Any) -> Any:
         return _SpawnPopen(process_obj)
 
 
 class _SpawnContext(context.BaseContext):
     _name = SPAWN
-    Process = _SpawnProcess
+    Process = _SpawnedProcess
 
 
 context._concrete_contexts[FORKSERVER] = _ForkServerContext()  # type: ignore[attr-defined]

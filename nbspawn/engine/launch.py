@@ -20,7 +20,7 @@ from nbspawn import payload
 from nbspawn.engine import fork_safety, start_method
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.local import LocalContext, Resources
-from nbspawn.engine.logs import directories
+from nbspawn.engine.directories import run_directories
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.start_method import Choice
 from nbspawn.errors import PayloadError, StartError, interrupted
@@ -110,7 +110,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
     Raises StartError if the operating system refuses, and KeyboardInterrupt if one came meanwhile; then no rank is
     left.
     """
-    files = directories.new(options.log_dir, nprocs)
+    files = run_directories.new(options.log_dir, nprocs)
     resources = Resources(files, nprocs)
     launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
     with InterruptFlag() as flag:
@@ -121,7 +121,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
                 )
         except BaseException as refusal:
             resources.close()  # the end of the lifeline is the end of the ranks that did start
-            directories.done(files, keep=False)
+            run_directories.done(files, keep=False)
             if isinstance(refusal, OSError):
                 raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from refusal
             raise

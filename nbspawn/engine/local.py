@@ -16,7 +16,8 @@ from torch.multiprocessing import ProcessContext
 from nbspawn.engine import inherited, positions
 from nbspawn.engine.channel import Hub
 from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.logs import LogTail, directories
+from nbspawn.engine.directories import run_directories
+from nbspawn.engine.logs import LogTail
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.errors import Failure, exit_text, rank_error
 from nbspawn.messages import (
@@ -325,7 +326,7 @@ class LocalContext(ProcessContext):
             self.stop_at(kill=0.0)
         while not self.over:
             self.poll(_TICK)
-        directories.done(self.files, keep=keep_logs or bool(self.failures))
+        run_directories.done(self.files, keep=keep_logs or bool(self.failures))
 
 
 def _send(pid: int, number: int) -> None:

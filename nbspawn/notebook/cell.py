@@ -7,6 +7,7 @@ import sys
 import textwrap
 from typing import Any
 
+import nbspawn.rank.shell  # noqa: F401  (a forked rank finds it imported; it would cost each of them 10 ms)
 from nbspawn.engine.launch import CellJob
 from nbspawn.errors import SpawnError
 from nbspawn.messages import RunCell

@@ -107,6 +107,6 @@ def _forget_event_loop() -> None:
 def _reseed_numpy() -> None:
     """Ranks are copies of one fork server, and so would be numpy's random numbers, in every rank and in every run.
     (``random`` reseeds itself after a fork; torch starts from its fixed default seed, as in any new process.)"""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    random = sys.modules.get("numpy.random")  # numpy 2 imports it when it is first used, which takes 10 ms
+    if random is not None:
+        random.seed()
