@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from nbspawn.status import ranges
+from nbspawn.status import ECHO, is_echo, ranges
 
 
 class SpawnError(Exception):
@@ -75,23 +75,13 @@ class Failure:
     @property
     def told(self) -> str:
         """``what``, and the cell's line where there is one."""
-        what = "lost the connection to a rank that had ended" if self.is_echo else self.what
+        what = ECHO if self.is_echo else self.what
         return what if self.line is None else f"{what} (line {self.line})"
 
     @property
     def is_echo(self) -> bool:
         """Is this only the sound of a peer's end? Such errors come from collectives whose other side has gone."""
-        return any(sign in self.what or sign in self.traceback for sign in _ECHOES)
-
-
-_ECHOES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "DistNetworkError",
-    "Broken pipe",
-    "remote process exited or there was a network error",  # NCCL
-    "Timed out waiting",
-)
+        return is_echo(self.what) or is_echo(self.traceback)
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:

@@ -231,9 +231,8 @@ def _rank_namespace() -> dict[str, Any]:
 
 
 def _rank_get_ipython() -> Any:
-    from IPython import get_ipython
-
-    return get_ipython
+    ipython = sys.modules.get("IPython")  # a rank that runs a plain function does not load it
+    return ipython.get_ipython if ipython is not None else type(None)
 
 
 def _from_beside(index: int) -> object:

@@ -23,6 +23,7 @@ MAX_RANKS = 512
 _TICK = 0.05  # seconds: how late a press of Stop can be noticed
 _COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
 _KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
+_ANSWER = 0.1  # seconds
 
 
 @dataclass
@@ -124,7 +125,9 @@ class _Watch:
             context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
         elif time.monotonic() >= self._deadline:
             self._timed_out = True
-            context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+            # However short the grace period, ranks get the moment that they need to say where they stand.
+            term = max(grace, _ANSWER)
+            context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
 
     def conclude(self, run: Run) -> Results:
         """The results, or the one error."""

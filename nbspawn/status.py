@@ -140,8 +140,27 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
     return rank
 
 
+ECHO = "lost the connection to a rank that had ended"
+
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistNetworkError",
+    "Broken pipe",
+    "remote process exited or there was a network error",  # NCCL
+    "Timed out waiting",
+)
+
+
+def is_echo(error: str) -> bool:
+    """Is this error only the sound of a peer's end? So say collectives whose other side has gone."""
+    return any(sign in error for sign in _ECHOES)
+
+
 def _where(event: Raised) -> str:
     text = f"{event.name}: {event.message}" if event.message else event.name
+    if is_echo(text):
+        text = ECHO
     return text if event.line is None else f"{text} (line {event.line})"
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nbspawn.messages import Event, InputReply, InputRequest, Printed
 from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
+
+HOLD = 0.1  # seconds
 
 
 class View(Protocol):
@@ -48,19 +51,37 @@ class StreamView:
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""
         self.stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self.budget)
+        self._held: list[Printed] = []
+        self._held_since = 0.0
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Pass on what was printed."""
-        self.write(self.stream.feed([event for event in events if isinstance(event, Printed)]))
+        self.hold([event for event in events if isinstance(event, Printed)])
+        self.release(after=HOLD)
 
     def ask(self, request: InputRequest) -> InputReply:
         """Ask on this process's own stdin, the rank's mark before the prompt."""
+        self.release()
         return answer(f"[{request.rank}] {request.prompt}", request.password)
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""
+        self.release()
         self.write(self.stream.finish(failed_ranks(run)))
         return self.stream.over_budget
+
+    def hold(self, printed: Sequence[Printed]) -> None:
+        """Keep lines for a moment: a line that all ranks print comes from each of them at its own time, and is to be
+        shown once."""
+        if printed and not self._held:
+            self._held_since = time.monotonic()
+        self._held += printed
+
+    def release(self, after: float = 0.0) -> None:
+        """Write what has been held for ``after`` seconds or longer."""
+        if self._held and time.monotonic() - self._held_since >= after:
+            held, self._held = self._held, []
+            self.write(self.stream.feed(held))
 
     def write(self, output: str) -> None:
         """To ``sys.stdout``, whatever that is at the time."""

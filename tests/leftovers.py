@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from nbspawn.engine import forkserver, local, logs
+from nbspawn.engine import forkserver, local
+from nbspawn.engine.directories import KEPT_RUNS, _sweep, run_directories
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGIO, signal.SIGPIPE)
@@ -62,7 +63,7 @@ def marked_pids(folder: Path) -> list[int]:
 
 def processes() -> set[int]:
     """All descendants that live, but for the fork server and multiprocessing's resource tracker, which serve on."""
-    server = forkserver.server._server
+    server = forkserver.server._current
     staying = {resource_tracker._resource_tracker._pid, getattr(server, "_forkserver_pid", None)}
     found = set()
     for child in psutil.Process().children(recursive=True):
@@ -136,11 +137,10 @@ def _describe(pid: int) -> str:
 
 
 def kept_logs() -> list[str]:
-    """The files that failed runs have kept (engine/logs.py); at most ``KEPT_RUNS`` runs, and nothing but logs."""
-    roots = glob.glob(f"{tempfile.gettempdir()}/nbspawn-*")
-    assert len(roots) <= 1, roots
-    runs = [run for root in roots for run in glob.glob(f"{root}/run-*")]
-    assert len(runs) <= logs.KEPT_RUNS, runs
+    """The files that failed runs have kept (engine/directories.py); at most ``KEPT_RUNS`` runs, nothing but logs."""
+    runs = glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*")
+    assert len({os.path.dirname(run) for run in runs}) <= 1, runs
+    assert len(runs) <= KEPT_RUNS, runs
     return [path for run in runs for path in glob.glob(f"{run}/*")]
 
 
@@ -150,9 +150,9 @@ def assert_nothing_beyond(before: State) -> None:
     for context in forgotten:
         context.close()
     assert not forgotten, "a context was not closed"
-    logs._sweep()  # of ranks that were killed and had runs of their own, as the next kernel does
+    _sweep()  # of ranks that were killed and had runs of their own, as the next kernel does
     assert all(path.endswith(".log") for path in kept_logs())
-    logs.directories.remove_all()
+    run_directories.remove_all()
     left: dict[str, object] = {}
 
     def clean() -> bool:

@@ -6,7 +6,6 @@ import importlib
 import multiprocessing.forkserver
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -24,6 +23,7 @@ from leftovers import State, alive, assert_nothing_beyond, directories, gone, ke
 
 import nbspawn
 from nbspawn.engine import forkserver, local
+from nbspawn.engine.directories import _sweep
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -139,9 +139,8 @@ def test_killed_kernel_leaves_no_rank_and_no_child_of_one(method: str, tmp_path:
     kernel.kill()
     kernel.wait()
     assert gone(family, 2.0), [psutil.Process(pid).cmdline() for pid in family if alive(pid)]
-    for directory in directories():
-        if "/pymp-" in directory:  # multiprocessing's own, which a killed process cannot remove
-            shutil.rmtree(directory)
+    _sweep()  # as the next kernel does
+    assert not [directory for directory in directories() if "/pymp-" in directory]
 
 
 def test_stopped_rank_blocks_neither_poll_nor_join(tmp_path: Path) -> None:
@@ -154,7 +153,8 @@ def test_stopped_rank_blocks_neither_poll_nor_join(tmp_path: Path) -> None:
         call()
         assert time.monotonic() - started < 0.5
     context.terminate(grace_period=0.2)  # SIGTERM waits for a stopped process; SIGKILL does not
-    context.join(timeout=5)
+    with pytest.raises(nbspawn.RankExitedError):
+        context.join(timeout=5)
     assert gone(context.pids())
 
 
@@ -177,7 +177,7 @@ def test_fifty_runs_leak_nothing() -> None:
 
 def test_successful_run_leaves_no_directory(workplace: str) -> None:
     spawn(ranks.succeed)
-    assert not list(Path(workplace).glob("nbspawn-*"))
+    assert not list(Path(workplace).glob("nbspawn-runs-*"))
 
 
 # ---------------------------------------------------------------- torch.distributed

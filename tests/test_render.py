@@ -48,7 +48,6 @@ def test_the_text_table() -> None:
         "   1  ● running  12.4 s  オレンジ オレンジ オレンジ オレンジ オレンジ オレンジ…",
         "   2  ✗ failed    3.1 s  KeyError: '<b>hieght' (line 8)",
         "   3  ✓ done      2.5 s  0.25",
-        "Full logs: /tmp/logs",
     ]
 
 

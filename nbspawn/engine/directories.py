@@ -20,14 +20,17 @@ from nbspawn.rank.launch import RunFiles
 KEPT_RUNS = 5
 _PREFIX = "nbspawn-"
 _OWNER = "owner"
+_LONGEST = (
+    60  # bytes, of a temp directory below which "nbspawn-runs-12345678/run-12345/socket" still is a socket's name
+)
 
 
 class OwnedDirectory:
     """A temporary directory that is known to be in use for as long as this process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, purpose: str) -> None:
         _sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=_base()))
         self._lock = os.open(self.path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         inherited.keep_from_children(self._lock)
@@ -38,9 +41,15 @@ class OwnedDirectory:
         inherited.close(self._lock)
 
 
+def _base() -> str:
+    """The temp directory, if the names of sockets in it fit: the system takes about 100 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
+
+
 def _sweep() -> None:
     """Remove what dead kernels of this user left behind."""
-    for path in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    for path in Path(_base()).glob(_PREFIX + "*"):
         try:
             if path.stat().st_uid != os.getuid():
                 continue
@@ -72,7 +81,7 @@ class RunDirectories:
     def new(self, log_dir: str | None, nprocs: int) -> RunFiles:
         """A fresh directory; the logs lie in it or in the person's ``log_dir`` (made if need be, old logs emptied)."""
         if self._root is None:
-            self._root = OwnedDirectory()
+            self._root = OwnedDirectory("runs")
         self._made += 1
         private = self._root.path / f"run-{self._made}"
         private.mkdir(mode=0o700)

@@ -12,7 +12,6 @@ that the person's own ``set_start_method`` still works after ``%load_ext nbspawn
 from __future__ import annotations
 
 import atexit
-import copyreg
 import importlib.machinery
 import io
 import os
@@ -54,6 +53,7 @@ class PrivateServer:
         self._preloaded: tuple[str, ...] = ()
         self._warming: threading.Thread | None = None
         self._retired: list[Any] = []
+        self._failure = "it has not finished its imports"
         self._directory: OwnedDirectory | None = None
         self._made = 0
         self.not_while_forking = threading.Lock()
@@ -72,7 +72,7 @@ class PrivateServer:
             return
         self._retired = [old for old in self._retired if not _has_ended(old)]
         if self._directory is None:
-            self._directory = OwnedDirectory()
+            self._directory = OwnedDirectory("server")
         self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
         self._warming.start()
 
@@ -83,7 +83,7 @@ class PrivateServer:
             if self._warming is not None:
                 self._warming.join(_START_SECONDS)
         if self._current is None:
-            raise OSError("it has not finished its imports (python -m nbspawn tells more)")
+            raise OSError(f"{self._failure} (python -m nbspawn tells more)")
         return self._current  # type: ignore[no-any-return]
 
     def stop(self) -> None:
@@ -99,9 +99,10 @@ class PrivateServer:
         fresh = self._start(preload)
         if fresh is None:  # one of the person's packages does not survive the import outside of the kernel
             fresh = self._start(tuple(name for name in preload if name in _BASE + _SHELL))
-        old, self._current, self._preloaded = self._current, fresh, preload
-        if old is not None:
-            self._retire(old)
+        if fresh is not None:
+            old, self._current, self._preloaded = self._current, fresh, preload
+            if old is not None:
+                self._retire(old)
 
     def _start(self, preload: tuple[str, ...]) -> Any:
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
@@ -112,18 +113,31 @@ class PrivateServer:
         try:
             with self.not_while_forking, _starting(), self._listening_here():
                 fresh.ensure_running()
+        except OSError as error:
+            self._failure = str(error)
+            return None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         inherited.keep_from_children(fresh._forkserver_alive_fd)
-        # It listens from the start but answers only after its imports: one empty process tells when.
-        ready = _ServedProcess(target=os.getpid, daemon=True)
-        ready.server = fresh
         try:
-            ready.start()
-            ready.join()
+            self._wait_until_it_answers(fresh)
             return fresh
-        except (OSError, EOFError):
+        except (OSError, EOFError) as error:
+            self._failure = f"it ended during its imports ({error})" if str(error) else "it ended during its imports"
             return None
+
+    def _wait_until_it_answers(self, fresh: Any) -> None:
+        """It listens from the start but answers only after its imports: an empty process tells when."""
+        data = _prepared(context.Process(target=os.getpid), popen=fresh)
+        with self.not_while_forking:
+            readable, writable = fresh.connect_to_new_process([])
+        try:
+            with open(writable, "wb") as pipe:
+                pipe.write(data)
+            for _ in ("pid", "exit code"):
+                forkserver.read_signed(readable)
+        finally:
+            os.close(readable)
 
     @contextmanager
     def _listening_here(self) -> Iterator[None]:
@@ -200,13 +214,19 @@ class _ServerPopen(popen_forkserver.Popen):
 
     def __init__(self, process_obj: Any) -> None:
         self._pid: int | None = None
+        self._reading = threading.Lock()
         super().__init__(process_obj)
 
     @property
     def pid(self) -> int:  # type: ignore[override]
-        """The server tells it first of all. Whoever starts several processes does not wait for one after the other."""
-        if self._pid is None:
-            self._pid = forkserver.read_signed(self.sentinel)
+        """The server tells it first of all. Whoever starts several processes does not wait for one after the other.
+
+        The lock matters: what comes next is the exit code, and a 0 that is taken for a pid means, to ``kill``, the
+        whole process group of the kernel.
+        """
+        with self._reading:
+            if self._pid is None:
+                self._pid = forkserver.read_signed(self.sentinel)
         return self._pid
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -216,16 +236,8 @@ class _ServerPopen(popen_forkserver.Popen):
         return super().poll(flag) if self.pid else None
 
     def _launch(self, process_obj: Any) -> None:
-        fork_server: Any = process_obj.__dict__.pop("server", None) or server.get()
-        data = io.BytesIO()
-        with _starting():
-            preparation = spawn.get_preparation_data(process_obj._name)
-        context.set_spawning_popen(self)
-        try:
-            reduction.dump(preparation, data)
-            reduction.dump(process_obj, data)
-        finally:
-            context.set_spawning_popen(None)
+        fork_server: Any = server.get()
+        data = _prepared(process_obj, popen=self)
         with server.not_while_forking:
             self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
@@ -234,7 +246,21 @@ class _ServerPopen(popen_forkserver.Popen):
         ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
         with open(writable, "wb") as pipe:
-            pipe.write(data.getbuffer())
+            pipe.write(data)
+
+
+def _prepared(process: Any, popen: Any) -> memoryview:
+    """What a server's child reads first: where it is (``sys.path``, directory, arguments), then the process. What may
+    be pickled only now duplicates its descriptors through ``popen``."""
+    data = io.BytesIO()
+    context.set_spawning_popen(popen)
+    try:
+        with _starting():
+            reduction.dump(spawn.get_preparation_data(process._name), data)
+        reduction.dump(process, data)
+    finally:
+        context.set_spawning_popen(None)
+    return data.getbuffer()
 
 
 def _close_all(ends: list[int], sentinel: int) -> None:
@@ -248,12 +274,10 @@ class _Process(context.Process):
     the rank starts itself (DataLoader workers) use the kernel's default start method."""
 
     def __reduce__(self) -> Any:
-        return copyreg.__newobj__, (context.Process,), self.__dict__  # type: ignore[attr-defined]
+        return object.__new__, (context.Process,), self.__dict__
 
 
 class _ServedProcess(_Process):
-    server: forkserver.ForkServer | None = None
-
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         return _ServerPopen(process_obj)

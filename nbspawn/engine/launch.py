@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,9 +19,9 @@ import torch.multiprocessing
 
 from nbspawn import payload
 from nbspawn.engine import fork_safety, start_method
+from nbspawn.engine.directories import run_directories
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.local import LocalContext, Resources
-from nbspawn.engine.directories import run_directories
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.start_method import Choice
 from nbspawn.errors import PayloadError, StartError, interrupted
@@ -91,6 +92,9 @@ class CellJob:
 
 Job = FunctionJob | CellJob
 
+_DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a connection to the store
+_DESCRIPTORS_A_RUN = 32
+
 
 def settle(job: Job, requested: str) -> tuple[Choice, Any]:
     """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``."""
@@ -99,7 +103,9 @@ def settle(job: Job, requested: str) -> tuple[Choice, Any]:
         try:
             return job.pack()
         except payload.Unpackable as stuck:
-            raise PayloadError(str(stuck), stuck.variable) from None
+            part = stuck.path.rpartition(" -> ")[2]
+            culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
+            raise PayloadError(str(stuck), culprit) from None
 
     return start_method.choose(requested, pack, job.kind)
 
@@ -110,29 +116,41 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
     Raises StartError if the operating system refuses, and KeyboardInterrupt if one came meanwhile; then no rank is
     left.
     """
-    files = run_directories.new(options.log_dir, nprocs)
-    resources = Resources(files, nprocs)
-    launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
-    with InterruptFlag() as flag:
+    with ExitStack() as undo, InterruptFlag() as flag:
+        if packed is not None:
+            undo.callback(packed[0].close)
+        _check_descriptors(nprocs)
         try:
+            files = run_directories.new(options.log_dir, nprocs)
+            undo.callback(run_directories.done, files, keep=False)
+            resources = Resources(files, nprocs)
+            undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
+            launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
             with _starting(files, choice):
                 started = torch.multiprocessing.start_processes(
                     main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
                 )
-        except BaseException as refusal:
-            resources.close()  # the end of the lifeline is the end of the ranks that did start
-            run_directories.done(files, keep=False)
-            if isinstance(refusal, OSError):
-                raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from refusal
-            raise
-        finally:
-            if launch.payload is not None:
-                os.close(launch.payload.fd)
-        context = LocalContext(started, files, resources, launch)
-    if flag.count:
-        context.close()
-        raise interrupted(())
+                context = LocalContext(started, files, resources, launch)
+        except (OSError, EOFError) as refusal:
+            raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from None
+        undo.pop_all()
+        if packed is not None:
+            packed[0].close()
+        if flag.count:
+            context.close()
+            raise interrupted(())
     return context
+
+
+def _check_descriptors(nprocs: int) -> None:
+    """Running out of file descriptors half-way would leave the whole kernel unable to open anything."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = len(os.listdir("/dev/fd")) + nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise StartError(
+            f"{nprocs} ranks need {needed} open files in this process, and the system allows {limit}: "
+            "choose fewer ranks, or raise the limit (ulimit -n) and start the kernel again"
+        )
 
 
 def _launch(
@@ -183,6 +201,7 @@ def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
             process.join()
+            process.close()
         raise
 
 

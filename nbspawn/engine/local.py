@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import selectors
 import signal
 import sys
@@ -13,13 +12,13 @@ from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn.engine import inherited, positions
+from nbspawn.engine import failures, inherited, positions
 from nbspawn.engine.channel import Hub
-from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.directories import run_directories
+from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.logs import LogTail
 from nbspawn.engine.rendezvous import Rendezvous
-from nbspawn.errors import Failure, exit_text, rank_error
+from nbspawn.errors import Failure, rank_error
 from nbspawn.messages import (
     Command,
     Event,
@@ -135,8 +134,7 @@ class LocalContext(ProcessContext):
         if isinstance(event, Started):
             self._started.add(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
-            self.outcomes[event.rank] = event
-            self._note_failure(event)
+            self._note_outcome(event)
 
     def _notice_exit(self, rank: int) -> None:
         process = self.processes[rank]
@@ -156,45 +154,32 @@ class LocalContext(ProcessContext):
 
     # ------------------------------------------------------------ failures
 
-    def _note_failure(self, event: Returned | Raised | Leaving) -> None:
-        rank = event.rank
-        if isinstance(event, Raised):
-            if event.name == "KeyboardInterrupt" and self._announced[rank]:
-                return
-            message = event.message.strip().partition("\n")[0]
-            what = f"{event.name}: {message}" if message else event.name
-            self._fail(rank, event.time, None, what, event.traceback, event.rendered, event.line)
-        elif isinstance(event, Leaving):
-            self._fail(rank, event.time, event.code, exit_text(rank, event.code, event.text))
+    def _note_outcome(self, event: Returned | Raised | Leaving) -> None:
+        self.outcomes[event.rank] = event
+        by_us = isinstance(event, Raised) and event.name == "KeyboardInterrupt" and self._announced[event.rank]
+        if not isinstance(event, Returned) and not by_us:
+            self.failures.append(failures.told(event, self.processes[event.rank].pid, self.files))
 
     def _note_exit(self, rank: int, code: int, moment: float) -> None:
         outcome = self.outcomes.get(rank)
-        if isinstance(outcome, (Raised, Leaving)) or (outcome is not None and code == 0):
-            return
-        if rank in self._stopped or self._announced[rank]:
-            return  # our own doing
-        try:  # torch's own report, from before the rank had a channel; the file lies in our private directory
-            with open(self.error_files[rank], "rb") as file:
-                text = pickle.load(file)
-        except (OSError, EOFError):
-            self._fail(rank, moment, code, exit_text(rank, code))
-        else:
-            self._fail(rank, moment, None, text.strip().rpartition("\n")[2], text)
+        ended_well = isinstance(outcome, Returned) and code == 0
+        known = isinstance(outcome, (Raised, Leaving)) or rank in self._stopped or self._announced[rank]
+        if not ended_well and not known:
+            self.failures.append(self._silent(rank, code, moment))
 
-    def _fail(
-        self,
-        rank: int,
-        moment: float,
-        code: int | None,
-        what: str,
-        traceback: str = "",
-        rendered: tuple[str, ...] = (),
-        line: int | None = None,
-    ) -> None:
-        words = positions.crash(self.files.crash(rank)) if code is not None and code < 0 else ""
-        log = os.fspath(self.files.log(rank))
-        pid = self.processes[rank].pid
-        self.failures.append(Failure(rank, pid, moment, code, what, traceback, rendered, line, words, log))
+    def _silent(self, rank: int, code: int, moment: float) -> Failure:
+        return failures.silent(rank, self.processes[rank].pid, moment, code, self.error_files[rank], self.files)
+
+    def _stopped_on_request(self) -> list[Failure]:
+        """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""
+        moment = time.monotonic()
+        return [
+            failures.told(outcome, process.pid, self.files)
+            if isinstance(outcome := self.outcomes.get(rank), (Raised, Leaving))
+            else self._silent(rank, process.exitcode, moment)
+            for rank, process in enumerate(self.processes)
+            if not isinstance(self.outcomes.get(rank), Returned)
+        ]
 
     # ------------------------------------------------------------ ending
 
@@ -264,6 +249,7 @@ class LocalContext(ProcessContext):
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """torch's ``ProcessContext.join``: True if all ranks have ended well, False if ``timeout`` seconds were not
         enough; raises RankRaisedError or RankExitedError for the rank that failed first, once its peers are stopped.
+        Ranks that ``interrupt`` or ``terminate`` has stopped have not ended well.
 
         When a rank fails, the others get ``grace_period`` seconds to leave by themselves (none if None), then SIGTERM,
         then the same time again (30 s if None) until SIGKILL. What ranks print goes to ``sys.stdout``.
@@ -282,10 +268,10 @@ class LocalContext(ProcessContext):
             raise KeyboardInterrupt
         if not self.over:
             return False
-        error = rank_error(self.failures, self.nprocs) if self.failures else None
+        unfinished = self.failures or self._stopped_on_request()
         self.close()
-        if error is not None:
-            raise error
+        if unfinished:
+            raise rank_error(unfinished, self.nprocs)
         return True
 
     def _pass_on(self, events: list[Event]) -> None:

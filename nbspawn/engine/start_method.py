@@ -69,7 +69,14 @@ def choose(requested: str, pack: Callable[[], Any], kind: str) -> tuple[Choice, 
             unsafe = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
             raise PayloadError(f"{stuck}\n{unsafe}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
-    _wait_for_server()
+    try:
+        _wait_for_server()
+    except StartError as failure:
+        hazards = unsafe_to_fork()
+        if hazards:
+            raise StartError(f"{failure}\nAnd fork is unsafe: {_join(hazards)}.") from None
+        packed[0].close()
+        return Choice("fork", f"safe here, and {failure}"), None
     return Choice("forkserver", f"everything that the {kind} uses can travel", was_warm), packed
 
 
@@ -77,7 +84,7 @@ def _wait_for_server() -> None:
     try:
         server.get()
     except OSError as failure:
-        raise StartError(f"the fork server cannot start: {failure}. Use -m fork or -m spawn.") from failure
+        raise StartError(f"the fork server cannot start: {failure}") from None
 
 
 def _join(hazards: list[str]) -> str:

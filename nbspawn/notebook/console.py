@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nbspawn.messages import DisplayData, Event, InputReply, InputRequest, Printed
 from nbspawn.render import text
 from nbspawn.status import Run
-from nbspawn.views import StreamView
+from nbspawn.views import HOLD, StreamView
 
 REDRAW = 0.2  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -31,13 +31,15 @@ class ConsoleView(StreamView):
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; a display is shown as its text."""
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
-        self.write(self.stream.feed(printed))
+        self.hold(printed)
+        self.release(after=HOLD)
         passed = time.monotonic() - self._drawn_at
         if self._live and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
             self._draw(run)
 
     def ask(self, request: InputRequest) -> InputReply:
         """The prompt takes the table's place."""
+        self.release()
         self._erase()
         return super().ask(request)
 

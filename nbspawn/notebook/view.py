@@ -11,7 +11,7 @@ from nbspawn.messages import ClearOutput, DisplayData, Event, Printed
 from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, text
 from nbspawn.status import Run
-from nbspawn.views import StreamView
+from nbspawn.views import HOLD, StreamView
 
 REDRAW = 0.1  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -41,18 +41,16 @@ class NotebookView(StreamView):
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""
-        printed: list[Printed] = []
         for event in events:
             if isinstance(event, Printed):
-                printed.append(event)
+                self.hold([event])
             elif isinstance(event, (DisplayData, ClearOutput)):
-                self.write(self.stream.feed(printed))
-                printed = []
+                self.release()
                 if isinstance(event, DisplayData):
                     self._displays.show(event)
                 else:
                     self._displays.clear(event)
-        self.write(self.stream.feed(printed))
+        self.release(after=HOLD)
         passed = time.monotonic() - self._drawn_at
         if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
             self._displays.flush()

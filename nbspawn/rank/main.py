@@ -65,7 +65,8 @@ def _run(info: RankInfo, channel: Channel, interrupts: process.Interrupts) -> ou
         from nbspawn.rank import shell
 
         return shell.run(command, lambda: _job(info), info, channel, interrupts)
-    if "IPython" in sys.modules:
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
         from nbspawn.rank import shell
 
         shell.attach(info, channel)

@@ -44,7 +44,6 @@ def instance() -> InteractiveShell:
         config = Config()
         config.HistoryManager.enabled = False
         config.HistoryManager.hist_file = ":memory:"
-        config.InteractiveShell.colors = "NoColor"
         shell = RankShell.instance(config=config)
         shell.display_formatter.active_types = shell.display_formatter.format_types
     return shell

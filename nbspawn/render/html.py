@@ -12,7 +12,7 @@ from __future__ import annotations
 from html import escape
 
 from ..status import Run, State
-from .text import MARKS, Row, clip, duration, heading, notes, rows
+from .text import MARKS, Row, clip, duration, heading, rows
 
 # Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
 _WIDTH = 160
@@ -60,7 +60,7 @@ def table(run: Run, now: float) -> str:
             "</tr></thead><tbody>",
             *map(_row, drawn),
             "</tbody></table>",
-            *(f"<div>{escape(note)}</div>" for note in notes(run)),
+            *(f"<div>{escape(note)}</div>" for note in run.notes),
             "</div>",
         ]
     )

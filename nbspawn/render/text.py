@@ -102,13 +102,7 @@ def table(run: Run, now: float, width: int = 100, color: bool = False) -> str:
             paint = "\x1b[2m" if index == 0 else _COLOURS.get(drawn[index - 1].state, "")
             middle = f"{paint}{middle}\x1b[0m" if paint else middle
         lines.append((left + middle + right).rstrip())
-    return "\n".join([*lines, *notes(run)])
-
-
-def notes(run: Run) -> list[str]:
-    """What stands below the table."""
-    lost = {"failed", "killed"} & set(run.counts)
-    return [*run.notes, *([f"Full logs: {run.log_dir}"] if lost and run.log_dir else [])]
+    return "\n".join([*lines, *run.notes])
 
 
 def summary(run: Run, now: float) -> str:
