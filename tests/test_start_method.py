@@ -64,7 +64,7 @@ def test_auto_falls_back_to_fork_for_what_cannot_travel() -> None:
     locked = function_with_a_lock()
     choice = chosen(locked)
     assert choice.method == "fork"
-    assert "fn cannot travel" in choice.why
+    assert "fn (it uses lock) cannot travel" in choice.why
     assert list(nbspawn.spawn(locked, nprocs=2)) == [0, 1]
 
 
@@ -102,7 +102,7 @@ def test_both_impossible_is_one_error_that_names_both(process_group: None) -> No
     with pytest.raises(nbspawn.PayloadError) as caught:
         nbspawn.spawn(function_with_a_lock(), nprocs=2)
     assert "it uses lock" in str(caught.value)
-    assert caught.value.culprit == "fn"
+    assert caught.value.culprit == "fn (it uses lock)"
     assert "process group" in str(caught.value)
 
 

@@ -22,7 +22,17 @@ import threading
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, reduction, spawn, util
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from typing import Any
 
 from nbspawn.engine import inherited
@@ -97,8 +107,9 @@ class PrivateServer:
 
     def _replace(self, preload: tuple[str, ...]) -> None:
         fresh = self._start(preload)
-        if fresh is None:  # one of the person's packages does not survive the import outside of the kernel
-            fresh = self._start(tuple(name for name in preload if name in _BASE + _SHELL))
+        ours = tuple(name for name in preload if name in _BASE + _SHELL)
+        if fresh is None and preload != ours:  # a module of the person's does not survive the import outside the kernel
+            fresh = self._start(ours)
         if fresh is not None:
             old, self._current, self._preloaded = self._current, fresh, preload
             if old is not None:
@@ -107,23 +118,27 @@ class PrivateServer:
     def _start(self, preload: tuple[str, ...]) -> Any:
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
         fresh.set_forkserver_preload(list(preload))
-        # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The mask is
-        # inherited; ranks lift it (rank/process.py).
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with self.not_while_forking, _starting(), self._listening_here():
-                fresh.ensure_running()
+            with self.not_while_forking, _starting(), _in_their_own_groups(), self._listening_here():
+                resource_tracker.ensure_running()  # before the mask, which it would lift
+                # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
+                # mask is inherited; ranks lift it (rank/process.py).
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                try:
+                    fresh.ensure_running()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError as error:
             self._failure = str(error)
             return None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         inherited.keep_from_children(fresh._forkserver_alive_fd)
         try:
             self._wait_until_it_answers(fresh)
             return fresh
         except (OSError, EOFError) as error:
             self._failure = f"it ended during its imports ({error})" if str(error) else "it ended during its imports"
+            inherited.close(fresh._forkserver_alive_fd)
+            os.waitpid(fresh._forkserver_pid, 0)
             return None
 
     def _wait_until_it_answers(self, fresh: Any) -> None:
@@ -163,6 +178,29 @@ class PrivateServer:
             self._directory = None
 
 
+@contextmanager
+def _in_their_own_groups() -> Iterator[None]:
+    """Start multiprocessing's two helpers, the fork server and the resource tracker, outside of the kernel's group.
+
+    At its shutdown ipykernel sends SIGTERM to all of its group and waits for them to end. The resource tracker ignores
+    SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. Both helpers end by
+    themselves when the kernel has gone.
+    """
+    modules: tuple[Any, ...] = (forkserver, resource_tracker)
+
+    def start(path: bytes, arguments: list[str], fds: list[int]) -> int:
+        *options, code = arguments
+        return util.spawnv_passfds(path, [*options, f"import os; os.setpgid(0, 0); {code}"], fds)
+
+    for module in modules:
+        module.util = types.SimpleNamespace(**{**vars(util), "spawnv_passfds": start})
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.util = util
+
+
 def _has_ended(old: Any) -> bool:
     if os.waitpid(old._forkserver_pid, os.WNOHANG)[0] == 0:
         return False
@@ -171,19 +209,18 @@ def _has_ended(old: Any) -> bool:
     return True
 
 
-def site_packages_imported() -> set[str]:
-    """Top-level packages that this process has imported from site-packages: installed, so not edited by the person.
+def preloadable(modules: Iterable[str]) -> set[str]:
+    """Those of the imported ``modules`` that lie in site-packages: installed, so not edited by the person.
 
     Editable installs lie elsewhere and are left out: a fork server would keep their old code.
     """
     places = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
     found = set()
-    for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if "." in name or name.startswith("_") or not isinstance(spec, importlib.machinery.ModuleSpec):
-            continue
-        if spec.origin is not None and spec.origin.startswith(places) and name not in _NOT_PRELOADED:
-            found.add(name)
+    for name in modules:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if isinstance(spec, importlib.machinery.ModuleSpec) and (spec.origin or "").startswith(places):
+            if name.partition(".")[0] not in _NOT_PRELOADED:
+                found.add(name)
     return found
 
 

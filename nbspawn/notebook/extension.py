@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import types
 from typing import Any
 
 from nbspawn import views
@@ -14,46 +15,74 @@ from nbspawn.notebook.magic import SpawnMagics
 
 _COMPLETED = "%%spawn"
 
-_kernel = 0  # the process that has loaded the extension
+
+class _Extension:
+    """What is registered with one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._pid = os.getpid()
+
+    def load(self) -> None:
+        shell = self._shell
+        shell.register_magics(SpawnMagics)
+        shell.set_hook("complete_command", self._complete, str_key=_COMPLETED)
+        shell.events.register("post_run_cell", self._after_cell)
+        views.make_default = lambda: front_end.view(shell)
+        atexit.register(_end_ranks)
+        self._warm_up()
+
+    def unload(self) -> None:
+        shell = self._shell
+        shell.magics_manager.magics["cell"].pop("spawn", None)
+        shell.strdispatchers["complete_command"].strs.pop(_COMPLETED, None)
+        shell.events.unregister("post_run_cell", self._after_cell)
+        views.make_default = views.StreamView
+        atexit.unregister(_end_ranks)
+        _end_ranks()
+        forkserver.server.stop()
+
+    def _complete(self, shell: Any, event: Any) -> list[str]:
+        return arguments.complete(event.line)
+
+    def _after_cell(self, result: Any) -> None:
+        """Remember which cell made fork unsafe, and have what the notebook imported ready for the next run."""
+        if os.getpid() != self._pid:  # a forked rank inherits this hook, and needs no fork server of its own
+            return
+        if "torch" in sys.modules or "jax" in sys.modules:
+            from nbspawn.engine import fork_safety
+
+            fork_safety.note_cell(getattr(result, "execution_count", None) or 0)
+        if "nbspawn.engine.local" in sys.modules:  # this notebook does start ranks
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Ranks need not import again what the notebook has: the modules that its names are, or come from."""
+        homes = set()
+        for value in list(self._shell.user_ns.values()):
+            if isinstance(value, types.ModuleType):
+                homes.add(value.__name__)
+            else:
+                homes.add((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__)
+        forkserver.server.warm_up(forkserver.preloadable(homes))
+
+
+_extension: _Extension | None = None
 
 
 def load(shell: Any) -> None:
     """Takes less than 0.1 s: torch is imported by the server now, and by this kernel when it is needed."""
-    global _kernel
-    _kernel = os.getpid()
-    shell.register_magics(SpawnMagics)
-    shell.set_hook("complete_command", _complete, str_key=_COMPLETED)
-    shell.events.register("post_run_cell", _after_cell)
-    views.make_default = lambda: front_end.view(shell)
-    atexit.register(_end_ranks)
-    forkserver.server.warm_up(forkserver.site_packages_imported())
+    global _extension
+    _extension = _Extension(shell)
+    _extension.load()
 
 
 def unload(shell: Any) -> None:
     """Undo ``load``: the fork server ends too."""
-    shell.magics_manager.magics["cell"].pop("spawn", None)
-    shell.strdispatchers["complete_command"].strs.pop(_COMPLETED, None)
-    shell.events.unregister("post_run_cell", _after_cell)
-    views.make_default = views.StreamView
-    atexit.unregister(_end_ranks)
-    _end_ranks()
-    forkserver.server.stop()
-
-
-def _complete(shell: Any, event: Any) -> list[str]:
-    return arguments.complete(event.line)
-
-
-def _after_cell(result: Any) -> None:
-    """Remember which cell made fork unsafe, and have what the notebook imported since ready for the next run."""
-    if os.getpid() != _kernel:  # a forked rank inherits this hook, and needs no fork server of its own
-        return
-    if "torch" in sys.modules or "jax" in sys.modules:
-        from nbspawn.engine import fork_safety
-
-        fork_safety.note_cell(getattr(result, "execution_count", None) or 0)
-    if "nbspawn.engine.local" in sys.modules:
-        forkserver.server.warm_up(forkserver.site_packages_imported())
+    global _extension
+    if _extension is not None:
+        _extension.unload()
+        _extension = None
 
 
 def _end_ranks() -> None:
