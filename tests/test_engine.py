@@ -400,3 +400,42 @@ print(multiprocessing.get_start_method())
     child = script(text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = child.communicate(timeout=90)
     assert output == "spawn\n"
+
+
+def test_too_many_ranks_for_the_open_files_is_told_before_any_is_started() -> None:
+    ran = script(
+        """
+import os, resource
+count = lambda: len(os.listdir("/dev/fd"))
+list(nbspawn.spawn(ranks.square, nprocs=2))
+resource.setrlimit(resource.RLIMIT_NOFILE, (150, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+before = count()
+try:
+    nbspawn.spawn(ranks.square, nprocs=64)
+except nbspawn.StartError as error:
+    print(error)
+print(count() - before, list(nbspawn.spawn(ranks.square, nprocs=2)))
+""",
+        stdout=subprocess.PIPE,
+    )
+    told, after = ran.communicate(timeout=60)[0].splitlines()
+    assert "64 ranks need" in told and "the system allows 150" in told and "fewer ranks" in told
+    assert after == "0 [0, 1]"
+
+
+def test_a_temp_directory_with_a_long_name(tmp_path: Path) -> None:
+    """The name of a unix socket takes about 100 bytes."""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import nbspawn, os; print(list(nbspawn.spawn(pow, (2,), 2, start_method='forkserver')))",
+        ],
+        env={**os.environ, "TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout == "[0, 1]\n", ran.stderr

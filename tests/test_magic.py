@@ -613,3 +613,11 @@ def test_views(kernel: Kernel, kind: str) -> None:
     else:
         assert ("text/html" in reply.table) == (kind == "html")
         assert "✓ done" in reply.table["text/plain"]
+
+
+def test_a_variable_that_the_cell_does_not_name(kernel: Kernel) -> None:
+    """``eval`` hides it from us; the error says what to do instead of leaving the person to wonder."""
+    assert kernel.execute("hidden_variable = 5").status == "ok"
+    reply = kernel.execute("%%spawn 2 -m forkserver\neval('hidden_' + 'variable')")
+    assert "The notebook has hidden_variable, but the cell does not name it" in reply.traceback
+    assert kernel.execute("%%spawn 2 -m fork\neval('hidden_' + 'variable')").status == "ok"

@@ -52,6 +52,7 @@ def main():
     norm = torch.cat([p.detach().double().flatten() for p in model.parameters()]).norm().item()
     threads = os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
     say(f"rank {{me}} of {{ranks}} ends with norm {{norm!r}} threads {{threads}}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -168,6 +168,6 @@ def test_ipython_script(tmp_path: Path) -> None:
 def test_no_rank_outlives_ipython(tmp_path: Path) -> None:
     cell = "import os\\nprint('pid', os.getpid())\\n!sleep 1000 & echo pid $!"
     done = piped(tmp_path, "-c", CELL.replace("print('said by', rank)\\nrank * 7\\n", cell))
-    pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    pids = [int(pid) for pid in re.findall(r"^\[\d\] +pid (\d+)", done.stdout, re.MULTILINE)]
     assert len(pids) == 4, done.stdout + done.stderr
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all end", 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import textwrap
 from typing import Any
@@ -35,6 +36,16 @@ def job(shell: Any, line: str, body: str) -> CellJob:
     # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
     own = {name for name, value in shell.user_ns_hidden.items() if shell.user_ns.get(name) is value}
     return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
+
+
+def advice(shell: Any, summary: str) -> list[str]:
+    """What to do about a NameError for a variable that the notebook has: the cell's text does not name it (``eval``,
+    ``%run``), so it was not sent."""
+    missing = re.search(r"NameError: name '(\w+)' is not defined", summary)
+    if missing is None or missing[1] not in shell.user_ns:
+        return []
+    name = missing[1]
+    return [f"The notebook has {name}, but the cell does not name it, so it was not sent: name it, or use -m fork."]
 
 
 def _with_line_numbers(line: str, body: str) -> str:

@@ -44,6 +44,7 @@ class SpawnMagics(Magics):
             job = cells.job(shell, line, cell)
             results = session.run(job)
         except (RankRaisedError, RankExitedError) as error:
+            error.lines += tuple(cells.advice(shell, error.summary))
             error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
             raise
         if given.out:
