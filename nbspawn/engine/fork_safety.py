@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -141,13 +142,16 @@ def pause_openmp() -> None:
     Without it, once any torch operation has run in parallel here, the first parallel operation of a forked rank waits
     for ever for threads that fork did not copy: https://github.com/pytorch/pytorch/issues/17199.
     """
-    for path in _openmp_libraries():
+    for path in _openmp_libraries(len(sys.modules)):
         library = ctypes.CDLL(path)
         if hasattr(library, "omp_pause_resource_all"):
             library.omp_pause_resource_all(1)  # omp_pause_soft
 
 
-def _openmp_libraries() -> set[str]:
+@functools.lru_cache(maxsize=1)
+def _openmp_libraries(modules: int) -> set[str]:
+    """Those that are loaded; libraries come with modules, so that as long as no more of these have come (``modules``
+    counts them) there is no need to read the long list of mappings again."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line and "omp" in line}

@@ -130,6 +130,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
                 started = torch.multiprocessing.start_processes(
                     main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
                 )
+                resources.rendezvous.serve()
                 context = LocalContext(started, files, resources, launch)
         except (OSError, EOFError) as refusal:
             raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from None

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import socket
 import uuid
-from types import TracebackType
+from typing import Any
 
 _HOST = "127.0.0.1"  # a number: the host's own name need not resolve
 
 
 class Rendezvous:
-    """Serves the store until ``close``."""
+    """Holds the port from the start; ``serve`` starts the store's thread, ``close`` ends it."""
 
     def __init__(self) -> None:
+        self._listener = socket.socket()
+        self._listener.bind((_HOST, 0))
+        self._listener.listen(1024)
+        self.port: int = self._listener.getsockname()[1]
+        self._store: Any = None
+
+    def serve(self) -> None:
+        """After the ranks have been started: those that are early wait in the queue of the socket."""
         from torch.distributed import TCPStore
 
         # By itself a TCPStore listens on every interface; handed a socket, it serves on that one.
-        listener = socket.socket()
-        listener.bind((_HOST, 0))
-        listener.listen(1024)
-        self.port: int = listener.getsockname()[1]
-        self._store: TCPStore | None = TCPStore(
-            _HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        self._store = TCPStore(
+            _HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=self._listener.detach()
         )
 
     def environment(self, nprocs: int) -> dict[str, str]:
@@ -47,11 +51,6 @@ class Rendezvous:
         }
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and give the port back."""
+        self._listener.close()
         self._store = None
-
-    def __enter__(self) -> Rendezvous:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -17,9 +17,10 @@ def set_environment(info: RankInfo) -> None:
     part of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
     own = {name: str(info.rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     wanted = {**info.launch.env, **own}
-    for name in os.environ.keys() - wanted.keys():
+    present = dict(os.environ)
+    for name in present.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update(wanted)
+    os.environ.update(dict(wanted.items() - present.items()))
 
 
 def serve_own_rendezvous(info: RankInfo) -> None:
