@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import tempfile
 import types
@@ -193,6 +194,9 @@ def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
             stream.flush()
     before = set(multiprocessing.active_children())
+    # A rank inherits the mask, and lifts it when it has its own handler (rank/process.py): until then an interrupt of
+    # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with warnings.catch_warnings(), _private_error_files(files):
             # 3.12+ warns of every fork in a process with threads, and a kernel always has some.
@@ -204,6 +208,8 @@ def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
             process.join()
             process.close()
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
