@@ -80,7 +80,6 @@ class LocalContext(ProcessContext):
         """The running cell's file name, if a cell runs."""
         self.outcomes: dict[int, Returned | Raised | Leaving] = {}
         self.failures: list[Failure] = []
-        self.was_interrupted = False
         self._resources = resources
         self._launch = launch  # what lies beside the payload (queues, shared tensors) must live as long as the ranks
         self._hub = resources.hub
@@ -93,6 +92,7 @@ class LocalContext(ProcessContext):
         self._announced = bytearray(self.nprocs)
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._asked: set[int] = set()
+        self._closed = False
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
         for sentinel, rank in self.sentinels.items():
             self._selector.register(sentinel, selectors.EVENT_READ, partial(self._notice_exit, rank))
@@ -185,7 +185,6 @@ class LocalContext(ProcessContext):
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt once in every rank that runs."""
-        self.was_interrupted = True
         self._signal(signal.SIGINT)
 
     def terminate(self, grace_period: float = 0.0) -> None:
@@ -312,7 +311,9 @@ class LocalContext(ProcessContext):
             self.stop_at(kill=0.0)
         while not self.over:
             self.poll(_TICK)
-        run_directories.done(self.files, keep=keep_logs or bool(self.failures))
+        if not self._closed:
+            self._closed = True
+            run_directories.done(self.files, keep=keep_logs or bool(self.failures))
 
 
 def _send(pid: int, number: int) -> None:
