@@ -171,6 +171,7 @@ if __name__ == "__main__":
     ranks.parallel_operation(0)  # the kernel's pool has its threads now, which no fork copies
     if sys.argv[1] == "without":
         fork_safety.pause_openmp = lambda: None
+        fork_safety.openmp_can_be_paused = lambda: True
     try:
         print(list(nbspawn.spawn(ranks.parallel_operation, nprocs=2, threads=2, start_method="fork", timeout=5,
                                  grace_period=0.5)))

@@ -13,6 +13,7 @@ import pexpect
 import psutil
 import pytest
 from kernels import wait_until
+from leftovers import gone
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
 _CODES = r"(?:\x1b\[[0-9;?]*[A-Za-z])*"
@@ -170,4 +171,4 @@ def test_no_rank_outlives_ipython(tmp_path: Path) -> None:
     done = piped(tmp_path, "-c", CELL.replace("print('said by', rank)\\nrank * 7\\n", cell))
     pids = [int(pid) for pid in re.findall(r"^\[\d\] +pid (\d+)", done.stdout, re.MULTILINE)]
     assert len(pids) == 4, done.stdout + done.stderr
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all end", 3)
+    assert gone(pids, 3)

@@ -99,6 +99,8 @@ def _try_torch() -> str:
 
     bad = _ask_cuda()
     if not bad:
+        if not openmp_can_be_paused():
+            torch.set_num_threads(1)
         x = torch.ones(4, requires_grad=True)
         x.sum().backward()
         torch.mm(torch.ones(300, 300), torch.ones(300, 300)).sum().item()
@@ -142,10 +144,17 @@ def pause_openmp() -> None:
     Without it, once any torch operation has run in parallel here, the first parallel operation of a forked rank waits
     for ever for threads that fork did not copy: https://github.com/pytorch/pytorch/issues/17199.
     """
-    for path in _openmp_libraries(len(sys.modules)):
-        library = ctypes.CDLL(path)
-        if hasattr(library, "omp_pause_resource_all"):
-            library.omp_pause_resource_all(1)  # omp_pause_soft
+    for library in map(ctypes.CDLL, _openmp_libraries(len(sys.modules))):
+        if hasattr(library, _PAUSE):
+            getattr(library, _PAUSE)(1)  # omp_pause_soft
+
+
+def openmp_can_be_paused() -> bool:
+    """The OpenMP library in torch's older wheels (2.4, say) cannot; then a forked rank must keep to one thread."""
+    return all(hasattr(library, _PAUSE) for library in map(ctypes.CDLL, _openmp_libraries(len(sys.modules))))
+
+
+_PAUSE = "omp_pause_resource_all"
 
 
 @functools.lru_cache(maxsize=1)

@@ -159,6 +159,8 @@ def _launch(
     job: Job, nprocs: int, choice: Choice, packed: Any, options: Options, files: RunFiles, rendezvous: Rendezvous
 ) -> Launch:
     threads = options.threads or default_threads(nprocs)
+    if choice.method == "fork" and not fork_safety.openmp_can_be_paused():
+        threads = 1
     env = {**os.environ, **rendezvous.environment(nprocs), "OMP_NUM_THREADS": str(threads)}
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")

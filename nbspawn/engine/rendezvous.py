@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import uuid
+from functools import partial
 from typing import Any
 
 _HOST = "127.0.0.1"  # a number: the host's own name need not resolve
@@ -28,9 +29,18 @@ class Rendezvous:
         from torch.distributed import TCPStore
 
         # By itself a TCPStore listens on every interface; handed a socket, it serves on that one.
-        self._store = TCPStore(
-            _HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=self._listener.detach()
+        serve = partial(
+            TCPStore,
+            _HOST,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=self._listener.detach(),
         )
+        try:
+            self._store = serve()
+        except NotImplementedError:  # torch 2.4: its libuv server cannot take a socket over, the older one can
+            self._store = serve(use_libuv=False)
 
     def environment(self, nprocs: int) -> dict[str, str]:
         """What torchrun's agent tells its workers, but for the variables that differ by rank."""
