@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernels import Kernel, Reply, lives, wait_gone, wait_until
+from leftovers import until
 
 FINALLY = """%%spawn 3 -m {method} -g {grace}
 import time
@@ -221,11 +222,18 @@ def test_kernel_shut_down_at_rest(own_kernel: Kernel, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- over many runs
 
 STATE = """
+def names_history(fd):  # IPython's own thread opens and closes its database's files as it likes
+    import os
+    try:
+        return 'history.sqlite' in os.readlink('/proc/self/fd/' + fd)
+    except FileNotFoundError:
+        return True
+
 def state_():
     import gc, glob, os, signal, tempfile, threading
     gc.collect()
     return {
-        'fds': len(os.listdir('/proc/self/fd')),
+        'fds': sum(not names_history(fd) for fd in os.listdir('/proc/self/fd')),
         'threads': len(os.listdir('/proc/self/task')),
         'files': len(glob.glob(tempfile.gettempdir() + '/**', recursive=True)),
         'signals': [repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n not in (9, 19)],
@@ -240,18 +248,24 @@ def test_nothing_grows_over_50_runs(tmp_path: Path) -> None:
     with Kernel(tmp_path, TMPDIR=str(tmp_path / "tmp")) as kernel:
         assert kernel.execute("%load_ext nbspawn\n" + STATE).status == "ok"
 
-        def some(count: int) -> dict[str, object]:
+        def some(count: int) -> None:
             for i in range(count):
                 end, body = list(ENDS.items())[i % 4]
                 reply = kernel.execute(f"%%spawn 2 -m {('fork', 'forkserver')[i // 4 % 2]} -g 1\n{body}")
                 assert reply.status == ("ok" if end in ("ok", "text") else "error"), str(reply)
             kernel.assert_no_rank()
-            return kernel.value("state_()")
 
-        first = some(24)  # by then the logs of as many failed runs are kept as ever will be
-        then = some(50)
-        assert then.pop("signals") == first.pop("signals")
-        assert {name: count for name, count in then.items() if count > first[name]} == {}, (first, then)
+        def unchanged() -> bool:
+            nonlocal then
+            then = kernel.value("state_()")
+            return then["signals"] == first["signals"] and all(then[name] <= first[name] for name in counted)
+
+        some(24)  # by then the logs of as many failed runs are kept as ever will be
+        then = first = kernel.value("state_()")
+        counted = first.keys() - {"signals"}
+        some(50)
+        # What a thread of the kernel has open for a moment (a fork server that is being replaced) goes by itself.
+        assert until(unchanged, 5), (first, then)
         assert len(list((tmp_path / "tmp").glob("nbspawn-*"))) <= 1
         kernel.shutdown()
         wait_until(lambda: not list((tmp_path / "tmp").glob("nbspawn-*")), "the kernel tidies up", 5)
