@@ -86,7 +86,7 @@ class Reply:
         found = []
         for line in self.lines:
             marked = re.match(r"\[([\d,-]+)\] *(.*)", line, re.DOTALL)
-            if marked and rank in _numbers(marked[1]):
+            if marked and rank in ranks_in(marked[1]):
                 found.append(marked[2])
         return found
 
@@ -142,7 +142,8 @@ class Reply:
             self._clear = False
 
 
-def _numbers(ranges: str) -> set[int]:
+def ranks_in(ranges: str) -> set[int]:
+    """The ranks of a mark: ``0,2-3`` of ``[0,2-3] line``."""
     found: set[int] = set()
     for part in ranges.split(","):
         first, _, last = part.partition("-")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, Reply, plain
+from kernels import Kernel, Reply, plain, ranks_in
 
 
 def ok(reply: Reply) -> Reply:
@@ -19,8 +19,8 @@ def words_of(reply: Reply, rank: int) -> list[str]:
     found: list[str] = []
     for output in reply.outputs[1:]:
         if output["type"] == "stdout":
-            lines = [line for line in output["text"].splitlines() if not line.endswith("↓")]
-            found += [match[1] for line in lines if (match := re.match(rf"\[{rank}\] +(.*)", line))]
+            marked = (re.match(r"\[([\d,-]+)\] *(.*)", line) for line in output["text"].splitlines())
+            found += [match[2] for match in marked if match and rank in ranks_in(match[1]) and match[2] != "↓"]
         elif output["type"] == "display_data":
             found.append(output["data"]["text/html"])
     return found
