@@ -71,7 +71,7 @@ def culprit(
     seen = {id(obj)}
     trials = MAX_TRIALS
     while len(steps) < MAX_DEPTH:
-        for step, part in islice(_parts(obj), trials):
+        for step, part in islice(parts(obj), trials):
             trials -= 1
             if id(part) not in seen and (found := trial(part, namespace, returning)):
                 obj, error = part, found
@@ -103,7 +103,7 @@ class _Nowhere:
         return len(data)
 
 
-def _parts(obj: Any) -> Iterator[tuple[str, object]]:
+def parts(obj: Any) -> Iterator[tuple[str, object]]:
     """What ``obj`` takes along when it is pickled, each with the step that leads to it."""
     if isinstance(obj, types.FunctionType):
         for name in sorted(_global_names(obj.__code__) & obj.__globals__.keys()):
@@ -127,7 +127,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(obj, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
     elif isinstance(obj, (staticmethod, classmethod)):
-        yield from _parts(obj.__func__)
+        yield from parts(obj.__func__)
     elif isinstance(obj, type):
         yield from ((f".{name}", value) for name, value in vars(obj).items() if name not in ("__dict__", "__weakref__"))
     elif _remedy(type(obj)) is None:  # of an Event we say that it is one, not that there is a lock in it

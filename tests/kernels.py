@@ -339,14 +339,14 @@ class Kernel:
             self._manager.shutdown_kernel(now=now)
 
     def ranks(self) -> list[psutil.Process]:
-        """What descends from the kernel, but for the fork server and multiprocessing's resource tracker."""
+        """What descends from the kernel, but for the fork server, the guardian and multiprocessing's tracker."""
         found = []
         for child in psutil.Process(self.pid).children():
             try:
                 command = " ".join(child.cmdline())
                 if "multiprocessing.forkserver" in command:
                     found += child.children(recursive=True)
-                elif "multiprocessing.resource_tracker" not in command:
+                elif "multiprocessing.resource_tracker" not in command and "guardian.py" not in command:
                     found += [child, *child.children(recursive=True)]
             except psutil.NoSuchProcess:
                 continue

@@ -23,6 +23,7 @@ import psutil
 
 from nbspawn.engine import forkserver, local
 from nbspawn.engine.directories import KEPT_RUNS, _sweep, run_directories
+from nbspawn.engine.guard import guard
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGIO, signal.SIGPIPE)
@@ -62,9 +63,9 @@ def marked_pids(folder: Path) -> list[int]:
 
 
 def processes() -> set[int]:
-    """All descendants that live, but for the fork server and multiprocessing's resource tracker, which serve on."""
+    """All descendants that live, but for those that serve on: fork server, guardian, multiprocessing's tracker."""
     server = forkserver.server._current
-    staying = {resource_tracker._resource_tracker._pid, getattr(server, "_forkserver_pid", None)}
+    staying = {resource_tracker._resource_tracker._pid, getattr(server, "_forkserver_pid", None), guard.pid}
     found = set()
     for child in psutil.Process().children(recursive=True):
         try:

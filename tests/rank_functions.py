@@ -181,16 +181,24 @@ def _mark(folder: str, name: str, text: str = "") -> None:
 
 
 def start_children(rank: int, folder: str, end: str) -> None:
-    """A subprocess and a forked worker, left running when the rank ends."""
-    child = subprocess.Popen(["sleep", "600"])
-    worker = os.fork()
-    if worker == 0:
-        time.sleep(600)
-        os._exit(0)
-    _mark(folder, f"pids-{rank}", f"{child.pid} {worker}")
-    child.returncode = 0  # no ResourceWarning: leaving it behind is the point
+    """Subprocesses and forked workers, in the rank's session and in their own, left running when the rank ends."""
+    children = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+    workers = [fork_sleeper(own_session=own) for own in (False, True)]
+    _mark(folder, f"pids-{rank}", " ".join(map(str, [child.pid for child in children] + workers)))
+    for child in children:
+        child.returncode = 0  # no ResourceWarning: leaving it behind is the point
     if end == "raise":
         raise ValueError("children remain")
+
+
+def fork_sleeper(own_session: bool) -> int:
+    pid = os.fork()
+    if pid == 0:
+        if own_session:
+            os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return pid
 
 
 def load_data_with_workers(rank: int) -> float:

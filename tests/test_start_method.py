@@ -201,8 +201,65 @@ def test_kernel_can_compute_in_parallel_again_after_a_fork() -> None:
     fork_safety.pause_openmp()  # the threads of this process's own pool
 
 
-def test_probe_finds_a_lock_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+# ---------------------------------------------------------------- locks
+
+
+def test_probe_names_where_a_forked_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no static check knows: a child that hangs in torch."""
+    lock = threading.Lock()
+
+    def wait_for_it() -> str:
+        lock.acquire()
+        return ""
+
     monkeypatch.setattr(fork_safety, "_PROBE_SECONDS", 0.5)
-    monkeypatch.setattr(fork_safety, "_try_torch", lambda: threading.Event().wait() and "")
-    assert "hangs" in fork_safety.probe()[0]
+    monkeypatch.setattr(fork_safety, "_try_torch", wait_for_it)
+    assert fork_safety.probe() == []
+    with lock:
+        (sentence,) = fork_safety.probe()
+    line = wait_for_it.__code__.co_firstlineno + 1
+    assert sentence.endswith(f"(it waits in wait_for_it (test_start_method.py, line {line}))")
+
+
+def test_probe_of_a_hang_within_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's handler runs in the child before any code of ours does."""
+    armed = False
+    os.register_at_fork(after_in_child=lambda: armed and threading.Event().wait())
+    monkeypatch.setattr(fork_safety, "_PROBE_SECONDS", 0.5)
+    armed = True
+    try:
+        (sentence,) = fork_safety.probe()
+    finally:
+        armed = False
+    assert "in a library's own code for forked processes" in sentence
+
+
+def test_held_lock_that_the_ranks_would_use_is_named() -> None:
+    """Held by a thread of the kernel: nobody would release it in a forked rank."""
+    lock, nested = threading.RLock(), {"of rows": [threading.Lock()]}
+
+    def locked(rank: int) -> int:
+        with lock, nested["of rows"][0]:
+            return rank
+
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock, nested["of rows"][0]:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    try:
+        with pytest.raises(nbspawn.StartError) as asked:
+            nbspawn.spawn(locked, nprocs=2, start_method="fork")
+        with pytest.raises(nbspawn.PayloadError, match="(?s)cannot travel.*fork.*is unsafe: the lock"):
+            nbspawn.spawn(locked, nprocs=2)
+    finally:
+        done.set()
+        holder.join()
+    assert "the lock fn -> lock is held" in str(asked.value)
+    assert "the lock fn -> nested['of rows'][0] is held" in str(asked.value)
+    assert list(nbspawn.spawn(locked, nprocs=2)) == [0, 1]

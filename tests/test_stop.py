@@ -145,10 +145,11 @@ def test_children_of_a_rank_end_with_it(kernel: Kernel, method: str, tmp_path: P
     cell = f"""%%spawn 2 -m {method}
 import subprocess
 child = subprocess.Popen(['sleep', '1000'])
+escaped = subprocess.Popen(['sleep', '1000'], start_new_session=True)
 !sleep 1000 & echo $! > {tmp_path}/shell-{{rank}}
-child.pid"""
+[child.pid, escaped.pid]"""
     assert kernel.execute(f"{cell.replace('%%spawn 2', '%%spawn 2 -o pids')}").status == "ok"
-    pids = kernel.value("list(pids)") + [int((tmp_path / f"shell-{rank}").read_text()) for rank in range(2)]
+    pids = kernel.value("sum(pids, [])") + [int((tmp_path / f"shell-{rank}").read_text()) for rank in range(2)]
     wait_gone(pids, 2)
 
 
@@ -157,10 +158,15 @@ child.pid"""
 GRANDCHILDREN = """%%spawn 3 -m {method}
 import ctypes, json, os, subprocess, time
 child = subprocess.Popen(['sleep', '1000'])
+escaped = subprocess.Popen(['sleep', '1000'], start_new_session=True)  # as torch.compile's workers are
+forked = os.fork()
+if forked == 0:
+    os.setsid()
+    time.sleep(1000)
 !sleep 1000 & echo $! > {folder}/shell-{{rank}}
 shell = int(open(f'{folder}/shell-{{rank}}').read())
 with open(f'{folder}/writing-{{rank}}', 'w') as file:
-    json.dump([os.getpid(), child.pid, shell], file)
+    json.dump([os.getpid(), child.pid, escaped.pid, forked, shell], file)
 os.rename(f'{folder}/writing-{{rank}}', f'{folder}/pids-{{rank}}')
 if rank == 2:
     ctypes.PyDLL(None).sleep(1000)  # a long C call that holds the GIL
@@ -176,7 +182,7 @@ while True:
 
 
 def start_grandchildren(kernel: Kernel, method: str, folder: Path) -> list[int]:
-    """Ranks that will not go by themselves, each with two children; the pids of all nine processes."""
+    """Ranks that will not go by themselves, each with four children; the pids of all fifteen processes."""
     kernel.submit(GRANDCHILDREN.format(method=method, folder=folder))
     files = [folder / f"pids-{rank}" for rank in range(3)]
     wait_until(lambda: all(file.exists() for file in files), "the ranks run")

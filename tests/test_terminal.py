@@ -66,7 +66,7 @@ class Terminal:
             command = " ".join(child.cmdline())
             if "forkserver" in command:
                 found += child.children()
-            elif "resource_tracker" not in command:
+            elif "resource_tracker" not in command and "guardian.py" not in command:
                 found.append(child)
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 

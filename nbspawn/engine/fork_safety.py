@@ -1,15 +1,23 @@
-"""Is it safe to fork this kernel? What is known of its runtimes, what a throw-away child says, and OpenMP's pool."""
+"""Is it safe to fork this kernel? What is known of its runtimes and locks, what a forked child says; OpenMP's pool."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import os
 import select
 import signal
 import sys
+import types
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from nbspawn.culprit import parts
+from nbspawn.engine import positions
+from nbspawn.rank import stacks
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
 
@@ -61,6 +69,32 @@ def _running() -> dict[str, str]:
     if bridge is not None and getattr(bridge, "backends_are_initialized", bool)():
         found["jax"] = "JAX has started its threads in this kernel"
     return found
+
+
+# ---------------------------------------------------------------- locks
+
+_PARTS_LOOKED_AT = 200  # so that it takes a millisecond at the most
+
+
+def held_locks(variables: Mapping[str, object]) -> list[str]:
+    """The locks that these variables are or use (functions by their names, containers by what is in them) and that
+    are held at this moment, a sentence each. Nobody would release them in a forked copy of this process."""
+    told = []
+    seen: set[int] = set()
+    found: deque[tuple[str, object]] = deque(variables.items())
+    while found and len(seen) < _PARTS_LOOKED_AT:
+        path, value = found.popleft()
+        if id(value) in seen or isinstance(value, types.ModuleType):
+            continue
+        seen.add(id(value))
+        if type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
+            if value.acquire(blocking=False):
+                value.release()  # type: ignore[attr-defined]
+            else:
+                told.append(f"the lock {path} is held in this kernel, and a forked rank would wait for it for ever")
+        else:
+            found.extend((path + step, part) for step, part in islice(parts(value), _PARTS_LOOKED_AT))
+    return told
 
 
 # ---------------------------------------------------------------- what only a forked child can tell
@@ -115,6 +149,7 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            faulthandler.register(stacks.SIGNAL, file=write, all_threads=False)
             os.write(write, b"ok" + question().encode())
         except BaseException as error:
             os.write(write, b"ok" + f"in a forked process torch fails with {type(error).__name__}: {error}".encode())
@@ -123,16 +158,26 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
     os.close(write)
     try:
         answered = select.select([read], [], [], _PROBE_SECONDS)[0]
-        answer = os.read(read, 4096) if answered else b""
+        answer = os.read(read, 4096) if answered else _stack_of(pid, read)
     finally:
         os.close(read)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if not answered:
-        return ["a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there"]
+        where = positions.innermost(answer.decode("utf-8", "replace"))
+        return [
+            "a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there "
+            + (f"(it waits {where})" if where else "(it waits in a library's own code for forked processes)")
+        ]
     if not answer:
         return ["a forked process crashes in torch"]
     return [answer[2:].decode()] if len(answer) > 2 else []
+
+
+def _stack_of(pid: int, written: int) -> bytes:
+    """What the child that hangs writes when it is asked where; nothing if it hangs in fork itself."""
+    os.kill(pid, stacks.SIGNAL)
+    return os.read(written, 65536) if select.select([written], [], [], 1.0)[0] else b""
 
 
 # ---------------------------------------------------------------- OpenMP

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from nbspawn import payload
+from nbspawn import guardian, payload
 from nbspawn.engine import fork_safety, start_method
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.interrupt_flag import InterruptFlag
@@ -58,15 +58,19 @@ class FunctionJob:
     args: tuple[Any, ...] = ()
     kind = "function"
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the ranks need."""
+        return {"fn": self.fn, "args": self.args}
+
     def pack(self) -> tuple[payload.Packed, RunFunction]:
         """Everything by value that the function uses of ``__main__``."""
-        names = vars(sys.modules["__main__"])
-        packed = payload.pack_variables({"fn": self.fn, "args": self.args}, namespace=names)
+        packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]))
         return packed, RunFunction(packed.describe())
 
     def inherited(self) -> tuple[Any, RunFunction]:
         """Under fork nothing travels."""
-        return {"fn": self.fn, "args": self.args}, RunFunction(None)
+        return self.variables, RunFunction(None)
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,15 @@ class CellJob:
     optional: frozenset[str]
     kind = "cell"
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the cell uses, and only that."""
+        return {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
+
     def pack(self) -> tuple[payload.Packed, RunCell]:
-        """The variables that the cell uses, and only those."""
-        used = {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
-        packed = payload.pack_variables(used, optional=self.optional - self.required, namespace=self.namespace)
+        """The variables, and what they use in their turn."""
+        optional = self.optional - self.required
+        packed = payload.pack_variables(self.variables, optional=optional, namespace=self.namespace)
         return packed, replace(self.command, job=packed.describe())
 
     def inherited(self) -> tuple[Any, RunCell]:
@@ -108,7 +117,7 @@ def settle(job: Job, requested: str) -> tuple[Choice, Any]:
             culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
             raise PayloadError(str(stuck), culprit) from None
 
-    return start_method.choose(requested, pack, job.kind)
+    return start_method.choose(requested, pack, job.variables, job.kind)
 
 
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
@@ -162,6 +171,7 @@ def _launch(
     if choice.method == "fork" and not fork_safety.openmp_can_be_paused():
         threads = 1
     env = {**os.environ, **rendezvous.environment(nprocs), "OMP_NUM_THREADS": str(threads)}
+    env[guardian.MARK] = ":".join([*filter(None, [os.environ.get(guardian.MARK)]), os.fspath(files.private)])
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     if options.devices is not None:

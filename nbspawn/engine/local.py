@@ -15,6 +15,7 @@ from torch.multiprocessing import ProcessContext
 from nbspawn.engine import failures, inherited, positions
 from nbspawn.engine.channel import Hub
 from nbspawn.engine.directories import run_directories
+from nbspawn.engine.guard import guard
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.logs import LogTail
 from nbspawn.engine.rendezvous import Rendezvous
@@ -49,6 +50,8 @@ class Resources:
     """What a run holds open in the kernel: its lifeline, its sockets, the store that its ranks meet at."""
 
     def __init__(self, files: RunFiles, nprocs: int) -> None:
+        self._run = files.private
+        guard.begin(self._run)
         self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         self.selector = selectors.DefaultSelector()
         inherited.keep_from_children(self.selector.fileno())
@@ -56,12 +59,14 @@ class Resources:
         self.rendezvous = Rendezvous()
 
     def close(self) -> None:
-        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups."""
+        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
+        what is left elsewhere."""
         self.rendezvous.close()
         self.hub.close()
         inherited.forget(self.selector.fileno())
         self.selector.close()
         inherited.close(self.lifeline)
+        guard.end(self._run)
 
 
 class LocalContext(ProcessContext):

@@ -34,14 +34,28 @@ def read(path: Path, cell: str | None) -> Position | None:
         text = path.read_text("utf-8", "replace")
     except FileNotFoundError:
         return None
-    frames = [match.groupdict() for match in _FRAME.finditer(text.rpartition("hread 0x")[2])]
+    frames = _frames(text)
     if not frames:
         return None
     in_cell = [frame for frame in frames if frame["file"] == cell]
     line = int(in_cell[0]["line"]) if in_cell else None
     if cell is not None:
         return Position(line, frames[0]["name"] if in_cell else "", "")
-    return Position(None, frames[0]["name"], f"{Path(frames[0]['file']).name}, line {frames[0]['line']}")
+    return innermost(text)
+
+
+def innermost(text: str) -> Position | None:
+    """The function at the top of the last stack in what faulthandler wrote; None if there is none."""
+    frames = _frames(text)
+    return (
+        Position(None, frames[0]["name"], f"{Path(frames[0]['file']).name}, line {frames[0]['line']}")
+        if frames
+        else None
+    )
+
+
+def _frames(text: str) -> list[dict[str, str]]:
+    return [match.groupdict() for match in _FRAME.finditer(text.rpartition("hread 0x")[2])]
 
 
 def crash(path: Path) -> str:

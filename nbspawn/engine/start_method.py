@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbspawn.engine.fork_safety import fork_hazards, poisoned_runtimes, unsafe_to_fork
+from nbspawn.engine.fork_safety import fork_hazards, held_locks, poisoned_runtimes, unsafe_to_fork
 from nbspawn.engine.forkserver import FORKSERVER, SPAWN, server
 from nbspawn.errors import PayloadError, StartError, UsageError
 
@@ -37,8 +37,9 @@ class Choice:
         return self.method
 
 
-def choose(requested: str, pack: Callable[[], Any], kind: str) -> tuple[Choice, Any]:
-    """Settle the method and pack the job, a ``kind``, if it has to travel: ``(choice, packed or None)``.
+def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, object], kind: str) -> tuple[Choice, Any]:
+    """Settle the method and pack the job, a ``kind`` that uses ``variables``, if it has to travel: ``(choice, packed
+    or None)``.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
     either, UsageError for an unknown method.
@@ -46,6 +47,8 @@ def choose(requested: str, pack: Callable[[], Any], kind: str) -> tuple[Choice, 
     if requested not in METHODS:
         raise UsageError(f"no start method is called {requested!r}: use one of {', '.join(METHODS)}")
     if requested == "fork":
+        if locks := held_locks(variables):
+            raise StartError(f"fork cannot work here: {_join(locks)}. Release it first, or create it inside the cell.")
         hazards = fork_hazards() + poisoned_runtimes()
         if hazards:
             raise StartError(
@@ -53,26 +56,30 @@ def choose(requested: str, pack: Callable[[], Any], kind: str) -> tuple[Choice, 
                 "restart the kernel and start the ranks before that."
             )
         return Choice("fork", "as you asked; nothing that makes fork unsafe is running in this kernel"), None
+
+    def unsafe() -> list[str]:
+        return held_locks(variables) or unsafe_to_fork()
+
     was_warm = server.warm
     if requested == "forkserver":
         _wait_for_server()
     if requested != "auto":
         return Choice(requested, "as you asked", was_warm), pack()
-    if not was_warm and hasattr(os, "fork") and not unsafe_to_fork():
+    if not was_warm and hasattr(os, "fork") and not unsafe():
         server.warm_up()
         return Choice("fork", "safe here, and the fork server is still warming up"), None
     try:
         packed = pack()
     except PayloadError as stuck:
-        hazards = unsafe_to_fork()
+        hazards = unsafe()
         if hazards:
-            unsafe = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
-            raise PayloadError(f"{stuck}\n{unsafe}", stuck.culprit) from None
+            also = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
+            raise PayloadError(f"{stuck}\n{also}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
     try:
         _wait_for_server()
     except StartError as failure:
-        hazards = unsafe_to_fork()
+        hazards = unsafe()
         if hazards:
             raise StartError(f"{failure}\nAnd fork is unsafe: {_join(hazards)}.") from None
         packed[0].close()

@@ -7,6 +7,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
+from nbspawn import guardian
 from nbspawn.messages import RunCell, RunFunction
 
 
@@ -25,7 +26,7 @@ class RunFiles:
     @property
     def lifeline(self) -> Path:
         """A FIFO that only the kernel holds open for writing: its end is the kernel's death."""
-        return self.private / "lifeline"
+        return self.private / guardian.LIFELINE
 
     @property
     def interrupts(self) -> Path:
