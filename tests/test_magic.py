@@ -352,6 +352,8 @@ def test_exit_and_quit(kernel: Kernel, method: str) -> None:
         ("2 --out", "x", "--out"),
         ("2 'open", "x", "quotation"),
         ("gpu", "x", "GPU"),
+        ("2 --log-dir /proc/none", "x", "'/proc/none'"),
+        ("2 --log-dir /dev/null", "x", "--log-dir"),
     ],
 )
 def test_usage_errors(kernel: Kernel, line: str, body: str, told: str) -> None:

@@ -84,8 +84,8 @@ def held_locks(variables: Mapping[str, object]) -> list[str]:
     found: deque[tuple[str, object]] = deque(variables.items())
     while found and len(seen) < _PARTS_LOOKED_AT:
         path, value = found.popleft()
-        if id(value) in seen or isinstance(value, types.ModuleType):
-            continue
+        if id(value) in seen or type(value).__module__.startswith("torch.") or isinstance(value, types.ModuleType):
+            continue  # what is within torch is for the probe to find
         seen.add(id(value))
         if type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
             if value.acquire(blocking=False):
