@@ -61,7 +61,9 @@ def spawn(
     job = FunctionJob(fn, args)
     if join:
         return session.run(job)
-    return start(job, nprocs, *settle(job, start_method), options)
+    context = start(job, nprocs, *settle(job, start_method), options)
+    context.serve()
+    return context
 
 
 def start_processes(
@@ -81,6 +83,7 @@ def start_processes(
     job = FunctionJob(fn, args)
     context = start(job, nprocs, *settle(job, start_method), Options(start_method, daemon=daemon))
     if not join:
+        context.serve()
         return context
     while not context.join():
         pass

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from nbspawn.engine import forkserver, local
-from nbspawn.engine.directories import KEPT_RUNS, _sweep, run_directories
+from nbspawn.engine.directories import KEPT_RUNS, run_directories, sweep
 from nbspawn.engine.guard import guard
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -151,7 +151,7 @@ def assert_nothing_beyond(before: State) -> None:
     for context in forgotten:
         context.close()
     assert not forgotten, "a context was not closed"
-    _sweep()  # of ranks that were killed and had runs of their own, as the next kernel does
+    sweep()  # of ranks that were killed and had runs of their own, as the next kernel does
     assert all(path.endswith(".log") for path in kept_logs())
     run_directories.remove_all()
     left: dict[str, object] = {}

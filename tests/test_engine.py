@@ -23,7 +23,7 @@ from leftovers import State, alive, assert_nothing_beyond, directories, gone, ke
 
 import nbspawn
 from nbspawn.engine import forkserver, local
-from nbspawn.engine.directories import _sweep
+from nbspawn.engine.directories import sweep
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -139,7 +139,7 @@ def test_killed_kernel_leaves_no_rank_and_no_child_of_one(method: str, tmp_path:
     kernel.kill()
     kernel.wait()
     assert gone(family, 2.0), [psutil.Process(pid).cmdline() for pid in family if alive(pid)]
-    _sweep()  # as the next kernel does
+    sweep()  # as the next kernel does
     assert not [directory for directory in directories() if "/pymp-" in directory]
 
 

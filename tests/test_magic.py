@@ -319,6 +319,17 @@ def test_sys_exit_0_is_an_end_in_good_order(kernel: Kernel, method: str) -> None
     assert reply.of(0) == ["bye"]
 
 
+def test_outputs_of_earlier_cells(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute("41 + 1"))
+    number = kernel.value("max(Out)")
+    assert values(kernel, f"%%spawn 2 -m {method}\n_{number}") == [42, 42]
+    ok(kernel.execute("42 + 1"))
+    assert values(kernel, f"%%spawn 2 -m {method}\n_") == [43, 43]
+    ok(kernel.execute("43 + 1"))
+    ok(kernel.execute(f"%%spawn 2 -m {method} -o results\nrank"))
+    assert ok(kernel.execute("_")).result == "44"
+
+
 def test_exit_and_quit(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nprint('bye')\nexit()"))
     assert reply.of(1) == ["bye"]

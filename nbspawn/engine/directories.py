@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ class OwnedDirectory:
     """A temporary directory that is known to be in use for as long as this process lives."""
 
     def __init__(self, purpose: str) -> None:
-        _sweep()
+        _sweep_once()
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=_base()))
         self._lock = os.open(self.path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -48,7 +49,13 @@ def _base() -> str:
     return usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
 
 
-def _sweep() -> None:
+@functools.cache
+def _sweep_once() -> None:
+    """As a kernel begins; a temp directory can be long."""
+    sweep()
+
+
+def sweep() -> None:
     """Remove what dead kernels of this user left behind."""
     for path in Path(_base()).glob(_PREFIX + "*"):
         try:

@@ -1,12 +1,15 @@
-"""File descriptors that belong to the kernel alone: every process that is forked from it lets go of them at once.
+"""File descriptors that belong to the kernel alone: every process that is forked from it lets go of them.
 
 A lifeline works only if nobody but the kernel holds its writing end, and a forked rank, a DataLoader worker or a
-nested run would each inherit it.
+nested run would each inherit it. Those of our own are closed at once; of the rest, a rank is told.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import socket
+import stat
 from collections.abc import Callable
 
 _kernel_only: set[int] = set()
@@ -33,6 +36,37 @@ def close(fd: int) -> None:
 def when_forked(action: Callable[[], None]) -> None:
     """Call ``action`` in every forked child: state of the kernel that means nothing there."""
     _in_child.append(action)
+
+
+def kernel_sockets() -> tuple[tuple[int, int], ...]:
+    """(descriptor, inode) of this process's listening sockets and of the connections that they have accepted.
+
+    A rank that outlived its kernel with them open would keep a restarted kernel from binding its ports ("Address
+    already in use").
+    """
+    held = []
+    for name in os.listdir("/dev/fd"):
+        try:
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                held.append((int(name), status.st_ino, *_port(int(name), status.st_ino)))
+        except OSError:
+            continue  # closed since it was listed (the listing's own descriptor)
+    ports = {port for _, _, port, listens in held if listens}
+    return tuple((fd, inode) for fd, inode, port, _ in held if port in ports)
+
+
+@functools.lru_cache(maxsize=1024)
+def _port(fd: int, inode: int) -> tuple[int, bool]:
+    """The socket's own TCP port (0 if it has none), and whether it listens there. Raises OSError, which no cache keeps,
+    for one that is neither listening nor connected yet."""
+    with socket.socket(fileno=os.dup(fd)) as found:
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0, False
+        listens = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        if not listens:
+            found.getpeername()
+        return found.getsockname()[1], listens
 
 
 def _let_go() -> None:

@@ -21,6 +21,7 @@ import torch.multiprocessing
 from nbspawn import guardian, payload
 from nbspawn.engine import fork_safety, start_method
 from nbspawn.engine.directories import run_directories
+from nbspawn.engine.inherited import kernel_sockets
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.local import LocalContext, Resources
 from nbspawn.engine.rendezvous import Rendezvous
@@ -140,7 +141,6 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
                 started = torch.multiprocessing.start_processes(
                     main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
                 )
-                resources.rendezvous.serve()
                 context = LocalContext(started, files, resources, launch)
         except (OSError, EOFError) as refusal:
             raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from None
@@ -177,12 +177,14 @@ def _launch(
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
     env.update(options.env)
-    common = (nprocs, choice.method, files, env, threads, options.backend)
     if packed is None:
         inherited_job, command = job.inherited()
-        return Launch(*common, command, inherited=inherited_job)
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        common = (nprocs, choice.method, files, new, threads, options.backend, command)
+        return Launch(*common, inherited=inherited_job, foreign=kernel_sockets())
     blob, command = packed
-    return Launch(*common, command, payload=SentFd(blob.fd), beside=blob.beside)
+    common = (nprocs, choice.method, files, env, threads, options.backend, command)
+    return Launch(*common, payload=SentFd(blob.fd), beside=blob.beside)
 
 
 def default_threads(nprocs: int) -> int:

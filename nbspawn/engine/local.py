@@ -40,6 +40,7 @@ from nbspawn.render.stream import MergedStream
 from nbspawn.results import Results
 
 _TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+_ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
 _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
 
 running: set[LocalContext] = set()
@@ -56,7 +57,7 @@ class Resources:
         self.selector = selectors.DefaultSelector()
         inherited.keep_from_children(self.selector.fileno())
         self.hub = Hub(files.socket, nprocs, self.selector)
-        self.rendezvous = Rendezvous()
+        self.rendezvous = Rendezvous(self.selector)
 
     def close(self) -> None:
         """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
@@ -97,10 +98,11 @@ class LocalContext(ProcessContext):
         self._announced = bytearray(self.nprocs)
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._asked: set[int] = set()
+        self._ending: set[int] = set()
         self._closed = False
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
         for sentinel, rank in self.sentinels.items():
-            self._selector.register(sentinel, selectors.EVENT_READ, partial(self._notice_exit, rank))
+            self._selector.register(sentinel, selectors.EVENT_READ, partial(self._sense_exit, rank))
         running.add(self)
 
     # ------------------------------------------------------------ watching
@@ -114,9 +116,10 @@ class LocalContext(ProcessContext):
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
         if not self.over:
             wait = min([timeout, *(moment - time.monotonic() for moment, _ in self._ladder[:1])])
+            if self._ending:
+                wait = min(wait, _ENDING_TICK)
             for key, _ in self._selector.select(max(0.0, wait)):
-                if not self.over:
-                    key.data()
+                key.data()
             self._climb()
             for rank in list(self.sentinels.values()):
                 self._notice_exit(rank)
@@ -141,13 +144,22 @@ class LocalContext(ProcessContext):
         elif isinstance(event, (Returned, Raised, Leaving)):
             self._note_outcome(event)
 
+    def _sense_exit(self, rank: int) -> None:
+        """The sentinel tells that the rank has closed its files; it has not ended before its memory is given back, 4 ms
+        later. Until then the sentinel would tell it again and again."""
+        self._ending.add(rank)
+        self._selector.unregister(self.processes[rank].sentinel)
+
     def _notice_exit(self, rank: int) -> None:
         process = self.processes[rank]
-        if process.exitcode is None or rank not in self.sentinels.values():
+        if process.exitcode is None:
             return
         process.join()  # at once; else multiprocessing holds its pipes until the next start
         del self.sentinels[process.sentinel]
-        self._selector.unregister(process.sentinel)
+        if rank in self._ending:
+            self._ending.remove(rank)
+        else:
+            self._selector.unregister(process.sentinel)
         self._hub.drain()
         self._events += self._tails[rank].read_to(None)
         _kill_group(process.pid)
@@ -247,6 +259,10 @@ class LocalContext(ProcessContext):
             if (position := positions.read(self.files.stack(rank), self.cell)) is not None
         }
         return positions.sentences(stood, ending)
+
+    def serve(self) -> None:
+        """Let the ranks meet at MASTER_PORT though nobody may ``poll`` for a while."""
+        self._resources.rendezvous.serve()
 
     # ------------------------------------------------------------ torch's contract
 

@@ -6,6 +6,7 @@ port and no rank waits for rank 0 to listen.
 
 from __future__ import annotations
 
+import selectors
 import socket
 import uuid
 from functools import partial
@@ -15,19 +16,25 @@ _HOST = "127.0.0.1"  # a number: the host's own name need not resolve
 
 
 class Rendezvous:
-    """Holds the port from the start; ``serve`` starts the store's thread, ``close`` ends it."""
+    """Holds the port from the start. Serves it once the first rank knocks: most cells never do, and starting the store
+    takes 2 ms, just when the ranks start. Those that are early wait in the queue of the socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, selector: selectors.BaseSelector) -> None:
         self._listener = socket.socket()
         self._listener.bind((_HOST, 0))
         self._listener.listen(1024)
         self.port: int = self._listener.getsockname()[1]
         self._store: Any = None
+        self._selector = selector
+        selector.register(self._listener, selectors.EVENT_READ, self.serve)
 
     def serve(self) -> None:
-        """After the ranks have been started: those that are early wait in the queue of the socket."""
+        """Start the store's thread, unless it runs."""
+        if self._store is not None:
+            return
         from torch.distributed import TCPStore
 
+        self._selector.unregister(self._listener)
         # By itself a TCPStore listens on every interface; handed a socket, it serves on that one.
         serve = partial(
             TCPStore,
@@ -62,5 +69,7 @@ class Rendezvous:
 
     def close(self) -> None:
         """Stop serving, and give the port back."""
+        if self._store is None:
+            self._selector.unregister(self._listener)
         self._listener.close()
         self._store = None

@@ -8,15 +8,18 @@ import sys
 import textwrap
 from typing import Any
 
-import nbspawn.rank.shell  # noqa: F401  (a forked rank finds it imported; it would cost each of them 10 ms)
 from nbspawn.engine.launch import CellJob
 from nbspawn.errors import SpawnError
 from nbspawn.messages import RunCell
 from nbspawn.names import ends_silent, names_used
+from nbspawn.rank.shell import displays
+
+_EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
 
 def job(shell: Any, line: str, body: str) -> CellJob:
     """Raises the cell's SyntaxError, shown as any cell's would be."""
+    displays()  # a forked rank finds them made, and their module imported, which would cost each of them 10 ms
     filename = _cell_name(shell)
     source = _with_line_numbers(line, body)
     try:
@@ -34,7 +37,9 @@ def job(shell: Any, line: str, body: str) -> CellJob:
         silent=ends_silent(source, shell.transform_cell),
     )
     # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
-    own = {name for name, value in shell.user_ns_hidden.items() if shell.user_ns.get(name) is value}
+    # Not the values of earlier cells (`_`, `_5`), which IPython hides in the same way.
+    hidden = {name: value for name, value in shell.user_ns_hidden.items() if not _EARLIER.fullmatch(name)}
+    own = {name for name, value in hidden.items() if shell.user_ns.get(name) is value}
     return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
 
 

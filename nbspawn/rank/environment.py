@@ -15,15 +15,14 @@ from nbspawn.rank.launch import RankInfo
 def set_environment(info: RankInfo) -> None:
     """Replace ``os.environ`` by the kernel's at launch (a fork server's is as old as the server), plus this rank's own
     part of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
-    own = {name: str(info.rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
-    wanted = {**info.launch.env, **own}
-    present = dict(os.environ)
-    for name in present.keys() - wanted.keys():
-        del os.environ[name]
-    os.environ.update(dict(wanted.items() - present.items()))
+    launch = info.launch
+    if launch.method != "fork":
+        for name in os.environ.keys() - launch.env.keys():
+            del os.environ[name]
+    os.environ.update(launch.env, RANK=str(info.rank), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.rank))
 
 
-def serve_own_rendezvous(info: RankInfo) -> None:
+def serve_own_rendezvous() -> None:
     """Let code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meet there, as under ``mp.spawn``.
 
     With TORCHELASTIC_USE_AGENT_STORE set every rank is a client of the kernel's store. Under torchrun the same code
@@ -33,7 +32,7 @@ def serve_own_rendezvous(info: RankInfo) -> None:
     if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
         return
     create = rendezvous._create_c10d_store
-    ours = int(info.launch.env["MASTER_PORT"])
+    ours = int(os.environ["MASTER_PORT"])
 
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         if port == ours:

@@ -73,7 +73,7 @@ class Launch:
     """The start method: 'fork', 'forkserver' or 'spawn'."""
     files: RunFiles
     env: dict[str, str]
-    """The whole environment of the ranks, but for the variables that differ by rank."""
+    """The whole environment of the ranks, but for the variables that differ by rank; under fork what is new in it."""
     threads: int
     """Intra-op threads of torch and OpenMP in each rank."""
     backend: str | None
@@ -82,6 +82,8 @@ class Launch:
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
     inherited: Any = None
     """Under fork: the job itself, which the rank has by inheritance."""
+    foreign: tuple[tuple[int, int], ...] = ()
+    """Under fork: the kernel's own sockets, as (descriptor, inode)."""
     payload: SentFd | None = None
     """Else: the packed job."""
     beside: tuple[Any, ...] = ()

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn
@@ -30,14 +31,14 @@ def main(rank: int, launch: Launch) -> None:
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)
     if launch.method == "fork":
-        process.drop_inherited_sockets()
+        process.let_go(launch.foreign)
         _forget_event_loop()
     else:
         sys.modules["__main__"] = types.ModuleType("__main__")
         _reseed_numpy()
     environment.set_environment(info)
     environment.set_threads(info)
-    environment.serve_own_rendezvous(info)
+    environment.serve_own_rendezvous()
     stacks.report_crashes(launch.files.crash(rank))
     stacks.answer(launch.files.stack(rank))
     channel = Channel(launch.files.socket)
@@ -98,11 +99,14 @@ def _leave(channel: Channel, ended: Event) -> NoReturn:
 
 
 def _forget_event_loop() -> None:
-    """A forked rank has the kernel's event loop, marked as running, and shares its epoll with the kernel."""
+    """A forked rank has the kernel's event loop, marked as running, and shares its epoll with the kernel. A fresh
+    policy has none yet, as in a new process."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None:
         asyncio._set_running_loop(None)
-        asyncio.set_event_loop(asyncio.new_event_loop())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.14+
+            asyncio.set_event_loop_policy(type(asyncio.get_event_loop_policy())())
 
 
 def _reseed_numpy() -> None:

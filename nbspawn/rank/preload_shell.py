@@ -5,6 +5,7 @@ import sys
 from nbspawn.rank import shell
 
 _shell = shell.instance()
+shell.displays()
 try:
     raise RuntimeError
 except RuntimeError:

@@ -6,10 +6,8 @@ import fcntl
 import os
 import select
 import signal
-import socket
-import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -58,29 +56,19 @@ def _watch(fd: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def drop_inherited_sockets() -> None:
-    """After fork: let go of the kernel's listening sockets and of the connections that they accepted.
+def let_go(foreign: Iterable[tuple[int, int]]) -> None:
+    """After fork: put /dev/null in place of the kernel's own sockets, given as (descriptor, inode).
 
-    A rank that outlived its kernel with them open would keep a restarted kernel from binding its ports ("Address
-    already in use"). The numbers stay taken (by /dev/null), so that no library closes a stranger's file by mistake.
+    The numbers stay taken, so that no library closes a stranger's file by mistake; the inode tells a number that the
+    kernel has used again since.
     """
-    held: list[tuple[int, tuple[object, ...], bool]] = []
-    for name in os.listdir("/dev/fd"):
-        fd = int(name)
-        try:
-            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(fd)) as held_socket:
-                if held_socket.family in (socket.AF_INET, socket.AF_INET6):
-                    listening = bool(held_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-                    held.append((fd, held_socket.getsockname()[:2], listening))
-        except OSError:
-            continue  # closed since it was listed (the listing's own descriptor)
-    ports = {address[1] for _, address, listening in held if listening}
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for fd, address, _ in held:
-        if address[1] in ports:
-            os.dup2(null, fd, inheritable=False)
+    for fd, inode in foreign:
+        try:
+            if os.fstat(fd).st_ino == inode:
+                os.dup2(null, fd, inheritable=False)
+        except OSError:
+            continue  # the kernel has closed it since
     os.close(null)
 
 

@@ -7,6 +7,7 @@ history and comms must never be used again. Else it is a light InteractiveShell 
 from __future__ import annotations
 
 import base64
+import functools
 import linecache
 import os
 import sys
@@ -49,11 +50,21 @@ def instance() -> InteractiveShell:
     return shell
 
 
+@functools.cache
+def displays() -> tuple[RankDisplayPublisher, RankDisplayHook]:
+    """What takes the place of the shell's own in a rank. Made before ranks are forked: it takes each of them 1 ms."""
+    shell = instance()
+    outputs = {name: shell.user_ns.get(name) for name in ("_", "__", "___")}
+    made = RankDisplayPublisher(), RankDisplayHook(shell=shell, parent=None)
+    shell.user_ns.update(outputs)  # a new DisplayHook has emptied them
+    return made
+
+
 def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     """Send the shell's displays and prompts to the kernel, and cut what an inherited one still holds of it."""
     shell = instance()
-    shell.display_pub = RankDisplayPublisher(info, channel)
-    shell.displayhook = RankDisplayHook(shell=shell, parent=None)
+    shell.display_pub, shell.displayhook = displays()
+    shell.display_pub.info, shell.display_pub.channel = info, channel
     shell.display_trap.hook = shell.displayhook
     sys.displayhook = shell.displayhook
     # system_raw runs `!cmd` in this rank's process group and straight into its log; the default's pseudo-terminal
@@ -143,10 +154,8 @@ def _learn_sources(shell: InteractiveShell, command: RunCell) -> None:
 class RankDisplayPublisher(DisplayPublisher):
     """``display()`` in the rank: a message to the kernel, in order with what was printed."""
 
-    def __init__(self, info: RankInfo, channel: Channel) -> None:
-        super().__init__()
-        self._info = info
-        self._channel = channel
+    info: RankInfo
+    channel: Channel
 
     def publish(
         self,
@@ -161,17 +170,17 @@ class RankDisplayPublisher(DisplayPublisher):
         """Display ids are this rank's own: the same id in two ranks is two displays."""
         transient = dict(transient or {})
         if "display_id" in transient:
-            run = self._info.launch.files.private.name
-            transient["display_id"] = f"{run}-{self._info.rank}-{transient['display_id']}"
-        self._channel.send(
+            run = self.info.launch.files.private.name
+            transient["display_id"] = f"{run}-{self.info.rank}-{transient['display_id']}"
+        self.channel.send(
             DisplayData(
-                self._info.rank, _json_ready(data), dict(metadata or {}), transient, bool(update), stdio.log_offset()
+                self.info.rank, _json_ready(data), dict(metadata or {}), transient, bool(update), stdio.log_offset()
             )
         )
 
     def clear_output(self, wait: bool = False) -> None:
         """Clear this rank's displays, not its peers'."""
-        self._channel.send(ClearOutput(self._info.rank, wait, stdio.log_offset()))
+        self.channel.send(ClearOutput(self.info.rank, wait, stdio.log_offset()))
 
 
 class RankDisplayHook(DisplayHook):
