@@ -6,7 +6,6 @@ import os
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn
@@ -104,9 +103,9 @@ def _forget_event_loop() -> None:
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None:
         asyncio._set_running_loop(None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.14+
-            asyncio.set_event_loop_policy(type(asyncio.get_event_loop_policy())())
+        private = "_" if sys.version_info >= (3, 14) else ""  # where policies are deprecated
+        policy = getattr(asyncio.events, f"{private}get_event_loop_policy")()
+        getattr(asyncio.events, f"{private}set_event_loop_policy")(type(policy)())
 
 
 def _reseed_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
@@ -16,6 +17,8 @@ from nbspawn.rank.channel import Channel
 
 _F_SETSIG = 10  # <fcntl.h>, Linux; Python names it only since 3.13 or so
 _PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None)
 
 
 def own_process_group() -> None:
@@ -44,11 +47,8 @@ def die_with_kernel(lifeline: Path) -> None:
 
 
 def _clear_parent_death_signal() -> None:
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, 0)
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def _watch(fd: int) -> None:

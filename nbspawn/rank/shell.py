@@ -101,11 +101,11 @@ def run(
 
     def remember(self: object, kind: type, error: BaseException, lines: list[str] | str) -> None:
         rendered[:] = [lines] if isinstance(lines, str) else lines
+        # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
+        warnings.filterwarnings("ignore", message="To exit: use")
 
     shell._showtraceback = types.MethodType(remember, shell)
     shell.showtraceback = interrupts.postponed()(shell.showtraceback)
-    # IPython's advice after sys.exit() in a cell; in a rank it is an ordinary way to leave.
-    warnings.filterwarnings("ignore", message="To exit: use")
     try:
         with interrupts.enabled():
             shell.user_ns.update(variables())

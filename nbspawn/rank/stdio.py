@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+_libc = ctypes.CDLL(None)
+
 
 def redirect(log: Path) -> None:
     """Send everything that this process and its C libraries print to ``log``, and give it an empty stdin.
@@ -43,7 +45,7 @@ def flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             continue  # the person's own replacement, or one that is closed
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)
 
 
 def log_offset() -> int:

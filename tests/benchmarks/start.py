@@ -3,7 +3,8 @@
     python tests/benchmarks/start.py [--rounds N] [--json PATH]
 
 One kernel with torch imported and nbspawn loaded runs every case once a round, in turn, so that other load on the
-machine meets them all alike: compare the ratios, not the milliseconds. Each round begins with another case, so that no
+machine meets them all alike: compare the ratios, not the milliseconds. A ratio is the median of the rounds' own ratios:
+the machine may be half as fast in one round as in another. Each round begins with another case, so that no
 case always follows the same one. Two rounds go first and are not counted (every case has then made its imports and
 caches, and the fork server is warm and stays as it is). torch's ``spawn`` takes seconds, so it has a turn only every
 ``--spawn-every`` rounds. Between two turns nothing runs: the benchmark waits for the cell's output, for a fork server
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,25 +189,25 @@ def measure(kernel: Kernel, case: Case) -> tuple[float | None, float]:
     return max(began) - called, whole
 
 
-def spread(seconds: list[float]) -> dict[str, float]:
+def spread(seconds: Iterable[float]) -> dict[str, float]:
     """Median and the middle eighty per cent, in milliseconds."""
     ordered = sorted(1000 * second for second in seconds)
     tenth = round((len(ordered) - 1) / 10)
     return {"median": statistics.median(ordered), "p10": ordered[tenth], "p90": ordered[-1 - tenth]}
 
 
-def _cell(measured: list[float], floor: float) -> str:
+def _cell(measured: dict[int, float], floor: dict[int, float]) -> str:
     if not measured:
         return f"{'-':>8} {'':>17} {'':>7}"
-    s = spread(measured)
+    s = spread(measured.values())
     middle = f"({s['p10']:.1f}-{s['p90']:.1f})"
-    return f"{s['median']:>8.1f} {middle:>17} {s['median'] / floor:>6.2f}x"
+    ratio = statistics.median(seconds / floor[turn] for turn, seconds in measured.items())
+    return f"{s['median']:>8.1f} {middle:>17} {ratio:>6.2f}x"
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Aligned text, times in milliseconds."""
     floor = next(iter(results.values()))
-    first_floor, whole_floor = (spread(floor[what])["median"] for what in ("first", "whole"))
     lines = [
         f"{'':29} {'first statement of the last rank, ms':^34}  {'whole cell, ms':^34}  {'':>5}",
         f"{'':29} {'median':>8} {'(p10-p90)':>17} {'ratio':>7}  {'median':>8} {'(p10-p90)':>17} {'ratio':>7}  {'n':>5}",
@@ -214,7 +216,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         if not result["installed"]:
             lines.append(f"{name:29} not installed")
             continue
-        row = f"{name:29} {_cell(result['first'], first_floor)}  {_cell(result['whole'], whole_floor)}"
+        row = f"{name:29} {_cell(result['first'], floor['first'])}  {_cell(result['whole'], floor['whole'])}"
         row += f"  {len(result['whole']):>5}"
         if result["budget"] is not None:
             row += f"  budget {result['budget']:g}x"
@@ -240,7 +242,7 @@ def main() -> None:
             kernel.run(SETTLE)
             for case in todo:
                 _, installed = kernel.run("", f"{case.needs!r} in sys.modules", silent=True)
-                results[case.name] = {"installed": installed, "budget": case.budget, "first": [], "whole": []}
+                results[case.name] = {"installed": installed, "budget": case.budget, "first": {}, "whole": {}}
             for turn in range(-WARM_UP, given.rounds):
                 first_up = turn % len(todo)
                 for case in todo[first_up:] + todo[:first_up]:
@@ -249,8 +251,9 @@ def main() -> None:
                         continue
                     first, whole = measure(kernel, case)
                     if turn >= 0:
-                        result["first"] += [] if first is None else [first]
-                        result["whole"].append(whole)
+                        result["whole"][turn] = whole
+                        if first is not None:
+                            result["first"][turn] = first
         finally:
             kernel.close()
     print(f"{given.ranks} ranks, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
