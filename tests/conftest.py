@@ -37,7 +37,8 @@ def workplace() -> Iterator[str]:
     forkserver.server.get()
     torch.zeros(1).share_memory_()
     multiprocessing.Value("i")  # its heap stays for the life of the process
-    nbspawn.start_processes(rank_functions.succeed, start_method="fork")
+    # With join=False the store is served at once; its library keeps a pipe from then on, one for the whole process.
+    nbspawn.start_processes(rank_functions.succeed, start_method="fork", join=False).join()
     yield own
     forkserver.server.stop()
     tempfile.tempdir = shared[1]

@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 
 from nbspawn.engine import inherited
-from nbspawn.errors import UsageError
 from nbspawn.rank.launch import RunFiles
 
 KEPT_RUNS = 5
@@ -88,7 +87,7 @@ class RunDirectories:
 
     def new(self, log_dir: str | None, nprocs: int) -> RunFiles:
         """A fresh directory; the logs lie in it or in the person's ``log_dir`` (made if need be, old logs emptied).
-        Raises UsageError if nothing can be written there."""
+        Raises OSError if nothing can be written there."""
         if self._root is None:
             self._root = OwnedDirectory("runs")
         self._made += 1
@@ -100,14 +99,9 @@ class RunDirectories:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             for rank in range(nprocs):
                 os.close(os.open(files.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        except OSError as refusal:
+        except OSError:
             shutil.rmtree(private)
-            if log_dir is None:
-                raise
-            raise UsageError(
-                f"no logs can be written to {os.fspath(logs)!r}: {refusal.strerror}. "
-                "Give --log-dir (log_dir) a directory that you may write to."
-            ) from None
+            raise
         os.mkfifo(files.lifeline, 0o600)
         files.interrupts.write_bytes(bytes(nprocs))
         return files

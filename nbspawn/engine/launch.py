@@ -26,7 +26,7 @@ from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.local import LocalContext, Resources
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.start_method import Choice
-from nbspawn.errors import PayloadError, StartError, interrupted
+from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 from nbspawn.messages import RunCell, RunFunction
 from nbspawn.rank.launch import Launch, RunFiles, SentFd
 from nbspawn.rank.main import main
@@ -124,7 +124,8 @@ def settle(job: Job, requested: str) -> tuple[Choice, Any]:
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
     """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
 
-    Raises StartError if the operating system refuses, and KeyboardInterrupt if one came meanwhile; then no rank is
+    Raises StartError if the operating system refuses, UsageError for a log directory that cannot be used, and
+    KeyboardInterrupt if one came meanwhile; then no rank is
     left.
     """
     with ExitStack() as undo, InterruptFlag() as flag:
@@ -132,7 +133,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             undo.callback(packed[0].close)
         _check_descriptors(nprocs)
         try:
-            files = run_directories.new(options.log_dir, nprocs)
+            files = _run_files(options.log_dir, nprocs)
             undo.callback(run_directories.done, files, keep=False)
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
@@ -151,6 +152,18 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             context.close()
             raise interrupted(())
     return context
+
+
+def _run_files(log_dir: str | None, nprocs: int) -> RunFiles:
+    try:
+        return run_directories.new(log_dir, nprocs)
+    except OSError as refusal:
+        if log_dir is None:
+            raise
+        raise UsageError(
+            f"no logs can be written to {log_dir!r}: {refusal.strerror}. "
+            "Give --log-dir (log_dir) a directory that you may write to."
+        ) from None
 
 
 def _check_descriptors(nprocs: int) -> None:
