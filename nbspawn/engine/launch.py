@@ -125,8 +125,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
     """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
 
     Raises StartError if the operating system refuses, UsageError for a log directory that cannot be used, and
-    KeyboardInterrupt if one came meanwhile; then no rank is
-    left.
+    KeyboardInterrupt if one came meanwhile; then no rank is left.
     """
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:

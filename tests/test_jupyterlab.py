@@ -1,0 +1,94 @@
+"""A person in JupyterLab: what is seen under a cell, what Stop does, what stays without a kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from kernels import lives, wait_gone
+from lab import CHROMIUM, Lab, open_lab
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.skipif(not os.path.exists(CHROMIUM), reason="needs Debian's package chromium")
+
+LOAD = "%load_ext nbspawn"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+def test_a_cell_shows_its_ranks_and_their_values_and_stays_in_the_saved_notebook(lab: Lab) -> None:
+    cell = """%%spawn 2
+import matplotlib.pyplot as plt
+plt.plot([0, rank]); plt.show()
+print("said by", rank)
+rank * 7"""
+    notebook = lab.open("shows.ipynb", LOAD, cell)
+    notebook.run(0)
+    notebook.run(1)
+    outputs = notebook.outputs(1)
+
+    def shown() -> None:
+        table = outputs.nth(0).locator("table")
+        expect(table.locator("tbody tr")).to_have_count(2)
+        expect(table).to_contain_text("✓ done")
+        expect(notebook.printed(1).filter(has_text="said by 0")).to_be_visible()
+        expect(outputs.locator("img")).to_have_count(2)
+        expect(outputs.last).to_contain_text("[1] 7")
+
+    shown()
+    notebook.save()
+    notebook.shut_down()
+    lab.reopen("shows.ipynb")
+    shown()
+
+
+def test_a_failing_cell_shows_one_traceback_with_the_lines_of_its_cells(lab: Lab) -> None:
+    helper = "def area(shape):\n    return shape['width'] * shape['hieght']"
+    cell = """%%spawn 2 -b gloo
+import torch.distributed as dist
+if rank:
+    area({'width': 3, 'height': 4})
+dist.barrier()"""
+    notebook = lab.open("fails.ipynb", LOAD, helper, cell)
+    for number in range(3):
+        notebook.run(number)
+    outputs = notebook.outputs(2)
+    expect(outputs.nth(0).locator("table")).to_contain_text("✗ failed")
+    error = outputs.last
+    expect(error).to_contain_text("RankRaisedError: rank 1 of 2: KeyError: 'hieght' (line 4)")
+    told = error.inner_text()
+    assert told.count("Traceback") <= 1 and "Cell In[2], line 2" in told and "Cell In[3], line 4" in told
+    assert "nbspawn/" not in told
+
+
+def test_stop_button(lab: Lab) -> None:
+    cell = """%%spawn 2 -g 2
+import os, time
+print('pid', os.getpid())
+try:
+    time.sleep(600)
+finally:
+    print('tidied')"""
+    notebook = lab.open("stops.ipynb", LOAD, cell, "6 * 7")
+    notebook.run(0)
+    notebook.start(1)
+    outputs = notebook.outputs(1)
+    expect(outputs.nth(0).locator("table")).to_contain_text("running")
+    printed = notebook.printed(1)
+    expect(printed).to_contain_text("[0]")
+    expect(printed).to_contain_text("[1]")
+    pids = [int(line.split()[-1]) for line in printed.inner_text().splitlines() if "pid" in line]
+    assert len(pids) == 2 and all(map(lives, pids))
+    notebook.press("interrupt")
+    notebook.wait()
+    expect(outputs.last).to_contain_text("KeyboardInterrupt: the ranks were stopped.")
+    expect(outputs.nth(0).locator("table")).to_contain_text("interrupted")
+    expect(printed).to_contain_text("tidied")
+    wait_gone(pids, 2)
+    notebook.run(2)
+    expect(notebook.outputs(2)).to_have_text("42")
