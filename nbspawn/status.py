@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .messages import Event, Exited, InputRequest, Leaving, Printed, Raised, Returned, Started, Stopping
+from nbspawn.messages import Event, Exited, InputRequest, Leaving, Printed, Raised, Returned, Started, Stopping
 
 State = Literal["starting", "running", "waiting for input", "stopping", "done", "failed", "killed", "interrupted"]
 

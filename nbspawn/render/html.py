@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from html import escape
 
-from ..status import Run, State
-from .text import MARKS, Row, clip, duration, heading, rows
+from nbspawn.render.text import MARKS, Row, clip, duration, heading, rows
+from nbspawn.status import Run, State
 
 # Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
 _WIDTH = 160
@@ -88,7 +88,7 @@ def _cell(tag: str, content: str, align: str, style: str = "") -> str:
 
 
 if __name__ == "__main__":
-    from .text import demo
+    from nbspawn.render.text import demo
 
     print('<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>nbspawn</title>')
     for nprocs in (5, 64):

@@ -13,8 +13,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from ..messages import Printed
-from ..status import ranges
+from nbspawn.messages import Printed
+from nbspawn.status import ranges
 
 # Characters of one line that are shown, and that are kept of a line for the end.
 _SHOWN = 10_000

@@ -10,8 +10,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from ..status import FINAL, RankStatus, Run, State, ranges
-from .lines import strip_ansi
+from nbspawn.render.lines import strip_ansi
+from nbspawn.status import FINAL, RankStatus, Run, State, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
@@ -187,7 +187,7 @@ class _Answer:
 
 def demo(nprocs: int) -> tuple[Run, float]:
     """A made-up run of ``nprocs`` ranks, folded from events, and the time at which to look at it (seconds)."""
-    from .. import messages, status
+    from nbspawn import messages, status
 
     bar = "epoch 2:  61%|██████    | 61/100 [00:09<00:05,  6.7it/s, loss=0.412]"
     run = Run.new(nprocs, "fork server", "warm, and everything that the cell uses can travel", "/tmp/nbspawn-1", 0.0)
