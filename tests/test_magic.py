@@ -319,6 +319,13 @@ def test_sys_exit_0_is_an_end_in_good_order(kernel: Kernel, method: str) -> None
     assert reply.of(0) == ["bye"]
 
 
+def test_a_rank_under_spawn_says_nothing_by_itself(tmp_path: Path) -> None:
+    """IPython warns in each new shell of a virtual environment that is not its own."""
+    with Kernel(tmp_path, VIRTUAL_ENV=str(tmp_path)) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        assert ok(kernel.execute("%%spawn 1 -m spawn\nprint('this')")).text() == "[0] this\n"
+
+
 def test_outputs_of_earlier_cells(kernel: Kernel, method: str) -> None:
     ok(kernel.execute("41 + 1"))
     number = kernel.value("max(Out)")

@@ -222,7 +222,7 @@ def test_kernel_shut_down_at_rest(own_kernel: Kernel, tmp_path: Path) -> None:
     rest = [process.pid for process in psutil.Process(own_kernel.pid).children(recursive=True)]
     assert rest, "the fork server"
     own_kernel.shutdown(now=False)
-    wait_gone(rest, 3)
+    wait_gone(rest, 10)  # they have nothing to hurry for
 
 
 # ---------------------------------------------------------------- over many runs

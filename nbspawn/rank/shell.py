@@ -34,6 +34,9 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 class RankShell(InteractiveShell):
     """A shell without a front end of its own: no history file, no GUI loop."""
 
+    def init_virtualenv(self) -> None:
+        """The kernel has settled ``sys.path``, and has given its warnings."""
+
     def enable_gui(self, gui: str | None = None) -> None:
         """Nothing to enable: figures are displayed as images (``%matplotlib inline`` calls this)."""
 
