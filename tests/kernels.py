@@ -58,6 +58,8 @@ class Reply:
     evalue: str = ""
     traceback: str = ""
     """Without colours."""
+    coloured: str = ""
+    """The traceback with colours."""
     outputs: list[dict[str, Any]] = field(default_factory=list, repr=False)
     displays: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """By display id: the output, in its last state."""
@@ -133,7 +135,8 @@ class Reply:
                 self.displays[name].update(data=content["data"], metadata=content["metadata"])
         elif kind == "error":
             self.ename, self.evalue = content["ename"], content["evalue"]
-            self.traceback = plain("\n".join(content["traceback"]))
+            self.coloured = "\n".join(content["traceback"])
+            self.traceback = plain(self.coloured)
             self.outputs.append({"type": "error", **content})
 
     def _clear_now(self) -> None:

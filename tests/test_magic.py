@@ -337,6 +337,15 @@ def test_outputs_of_earlier_cells(kernel: Kernel, method: str) -> None:
     assert ok(kernel.execute("_")).result == "44"
 
 
+def test_colours_are_the_notebooks(kernel: Kernel, method: str) -> None:
+    colours = kernel.value("get_ipython().colors")
+    ok(kernel.execute("%colors NoColor"))
+    plain = kernel.execute(f"%%spawn 2 -m {method}\n1 / 0").coloured
+    ok(kernel.execute(f"%colors {colours}"))
+    assert "ZeroDivisionError" in plain and "\x1b" not in plain
+    assert "\x1b" in kernel.execute(f"%%spawn 2 -m {method}\n1 / 0").coloured
+
+
 def test_exit_and_quit(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nprint('bye')\nexit()"))
     assert reply.of(1) == ["bye"]

@@ -96,6 +96,9 @@ def run(
         shell.init_user_ns()
         _learn_sources(shell, command)
     shell.colors = command.colors
+    for traceback in (shell.InteractiveTB, shell.SyntaxTB):
+        if hasattr(traceback, "set_colors"):  # IPython < 9: only its own %colors tells them
+            traceback.set_colors(command.colors)
     shell.execution_count = command.number
     shell.displayhook.silent = command.silent
     _name_cell(shell, command)
