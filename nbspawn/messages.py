@@ -6,8 +6,10 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 
 - per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
   ``DisplayData``, ``ClearOutput`` and ``InputRequest``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
   ``Exited`` comes last and is the engine's own word, not the rank's.
-- ``Printed`` comes from the rank's log file (engine/logs.py), never over the channel. Events that carry ``offset``
+- ``Printed`` comes from the rank's log file (engine/logs.py) and ``Measured`` from its gauges, never over the channel.
+  Events that carry ``offset``
   say how long the log was when they were sent: the engine hands out the log up to there before the event, so that
   prints and displays keep their order exactly.
 - nothing is promised between ranks, but ``time`` is CLOCK_MONOTONIC in seconds and comparable on one host.
@@ -19,7 +21,7 @@ import pickle
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # ---------------------------------------------------------------- events: rank -> kernel
 
@@ -103,6 +105,36 @@ class Leaving:
     offset: int
 
 
+class Frame(NamedTuple):
+    """A call of the person's own code: the file's name (IPython's, for a cell), the 1-based line that it is on, and the
+    function's name ('<module>' for a cell's own lines)."""
+
+    file: str
+    line: int
+    name: str
+
+
+class Position(NamedTuple):
+    """Where a rank's main thread is: in these ``frames``, outermost first, and below the last of them in the library
+    function ``call`` ('' if there is none written in Python). ``collective``: does that wait for other ranks?"""
+
+    frames: tuple[Frame, ...] = ()
+    call: str = ""
+    collective: bool = False
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Where the rank is, in the same call ``since`` then; and the seconds that it has spent at each position since the
+    last such message. Sent when the position has changed, at a bounded rate."""
+
+    rank: int
+    time: float
+    position: Position
+    since: float
+    spent: tuple[tuple[Position, float], ...]
+
+
 # ---------------------------------------------------------------- events: the engine's own
 
 
@@ -113,6 +145,19 @@ class Printed:
     rank: int
     lines: tuple[str, ...]
     current: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """From the rank's gauges (rank/gauges.py), about once a second: ``time`` is the rank's last sign of life; ``cpu``
+    the seconds of processor time that it has used, ``memory`` its resident bytes, ``device_memory`` the bytes that
+    torch has allocated on its device (-1: it uses none)."""
+
+    rank: int
+    time: float
+    cpu: float
+    memory: int
+    device_memory: int
 
 
 @dataclass(frozen=True)
@@ -172,7 +217,20 @@ class InputReply:
     text: str = ""
 
 
-Event = Started | DisplayData | ClearOutput | InputRequest | Raised | Returned | Leaving | Printed | Stopping | Exited
+Event = (
+    Started
+    | DisplayData
+    | ClearOutput
+    | InputRequest
+    | Sampled
+    | Raised
+    | Returned
+    | Leaving
+    | Printed
+    | Measured
+    | Stopping
+    | Exited
+)
 Command = RunFunction | RunCell | InputReply
 
 # ---------------------------------------------------------------- the wire

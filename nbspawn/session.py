@@ -56,7 +56,8 @@ class Session:
         with InterruptFlag() as interrupted:
             context = start(job, self.nprocs, choice, packed, self.options)
             watch = _Watch(self, context, view, interrupted)
-            run = Run.new(self.nprocs, choice.title, choice.why, str(context.files.logs), started)
+            logs = str(context.files.logs)
+            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source)
             cut = True
             try:
                 view.open(run)

@@ -11,13 +11,33 @@ that dies while it starts, a report that is read after the exit): every order gi
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nbspawn.messages import Event, Exited, InputRequest, Leaving, Printed, Raised, Returned, Started, Stopping
+from nbspawn.messages import (
+    Event,
+    Exited,
+    Frame,
+    InputRequest,
+    Leaving,
+    Measured,
+    Position,
+    Printed,
+    Raised,
+    Returned,
+    Sampled,
+    Started,
+    Stopping,
+)
 
-State = Literal["starting", "running", "waiting for input", "stopping", "done", "failed", "killed", "interrupted"]
+State = Literal[
+    "starting", "running", "waiting", "waiting for input", "stopping", "done", "failed", "killed", "interrupted"
+]
+"""'waiting' is in a collective: for other ranks."""
+
+Source = Callable[[Frame], str]
+"""Finds the text of a line."""
 
 FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted"})
 
@@ -32,7 +52,10 @@ class RankStatus:
     ``line`` is the line that it is writing, or the last one that was not empty; ``detail`` says how it failed or was
     stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"); ``result`` is its value as short text.
     ``stop`` and ``stop_why`` are the last way in which it was asked to end, and the reason for the first; both empty
-    while nobody asked.
+    while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
+    longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
+    the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
+    device); None until there are two readings, or one.
     """
 
     rank: int
@@ -45,11 +68,27 @@ class RankStatus:
     result: str = ""
     stop: str = ""
     stop_why: str = ""
+    position: Position = Position()
+    called: float = 0.0
+    longest_wait: float = 0.0
+    alive: float | None = None
+    cpu: float | None = None
+    cpu_seconds: float = 0.0
+    memory: int | None = None
+    device_memory: int = -1
+
+    def spot(self, cell: str | None) -> Frame | None:
+        """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
+        counts to the line that called it), else the innermost of the person's code."""
+        frames = self.position.frames
+        in_cell = [frame for frame in frames if frame.file == cell]
+        return in_cell[-1] if in_cell else frames[-1] if frames else None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it."""
+    """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
+    ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -58,11 +97,28 @@ class Run:
     ended: float | None
     notes: tuple[str, ...]
     log_dir: str
+    cell: str | None = None
+    source: tuple[str, ...] = ()
 
     @staticmethod
-    def new(nprocs: int, method: str, why: str, log_dir: str, now: float) -> Run:
+    def new(
+        nprocs: int,
+        method: str,
+        why: str,
+        log_dir: str,
+        now: float,
+        cell: str | None = None,
+        source: tuple[str, ...] = (),
+    ) -> Run:
         """A run of ``nprocs`` ranks that were just asked for, at ``now`` seconds."""
-        return Run(tuple(RankStatus(rank, now) for rank in range(nprocs)), method, why, now, None, (), log_dir)
+        ranks = tuple(RankStatus(rank, now) for rank in range(nprocs))
+        return Run(ranks, method, why, now, None, (), log_dir, cell, source)
+
+    def text(self, frame: Frame, elsewhere: Source) -> str:
+        """The text of a line, of this cell or ``elsewhere``."""
+        if frame.file != self.cell:
+            return elsewhere(frame)
+        return self.source[frame.line - 1].strip() if frame.line <= len(self.source) else ""
 
     @property
     def over(self) -> bool:
@@ -100,6 +156,14 @@ def answered(run: Run, rank: int, now: float) -> Run:
     )
 
 
+def name_ranks(ranks: Iterable[int]) -> str:
+    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9'."""
+    ranks = list(ranks)
+    parts = ranges(ranks).split(",")
+    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
+
+
 def ranges(ranks: Iterable[int]) -> str:
     """Rank numbers, short: ``ranges([3, 0, 2])`` is ``"0,2-3"``."""
     spans: list[list[int]] = []
@@ -116,7 +180,11 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
         case Started() if rank.ended is None:
             # A kept rank says it again for each cell, so nothing of the last cell may stay.
             return RankStatus(rank.rank, event.time, event.pid, "running")
-        case InputRequest() if rank.state in ("starting", "running"):
+        case Sampled() if rank.state in ("running", "waiting"):
+            return _sampled(rank, event)
+        case Measured():
+            return _measured(rank, event)
+        case InputRequest() if rank.state in ("starting", "running", "waiting"):
             return replace(rank, state="waiting for input", since=now)
         case Printed():
             seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
@@ -138,6 +206,27 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
         case Exited() if rank.ended is None:
             return _exited(rank, event)
     return rank
+
+
+def _sampled(rank: RankStatus, event: Sampled) -> RankStatus:
+    longest = rank.longest_wait
+    if rank.state == "waiting" and event.since != rank.called:
+        longest = max(longest, event.since - rank.called)
+    state: State = "waiting" if event.position.collective else "running"
+    since = rank.since if state == rank.state else event.since
+    return replace(rank, state=state, since=since, position=event.position, called=event.since, longest_wait=longest)
+
+
+def _measured(rank: RankStatus, event: Measured) -> RankStatus:
+    passed = event.time - rank.alive if rank.alive is not None else 0.0
+    return replace(
+        rank,
+        alive=event.time,
+        cpu=(event.cpu - rank.cpu_seconds) / passed if passed > 0 else rank.cpu,
+        cpu_seconds=event.cpu,
+        memory=event.memory,
+        device_memory=event.device_memory,
+    )
 
 
 ECHO = "lost the connection to a rank that had ended"

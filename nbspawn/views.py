@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import getpass
+import linecache
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nbspawn.messages import Event, InputReply, InputRequest, Printed
+from nbspawn.messages import Event, Frame, InputReply, InputRequest, Printed
+from nbspawn.profile import Profile
 from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
 
@@ -37,6 +39,11 @@ def log_path(run: Run, rank: int) -> str:
     return os.path.join(run.log_dir, f"rank-{rank}.log")
 
 
+def source(frame: Frame) -> str:
+    """The text of a line of the person's; '' if it is not known."""
+    return linecache.getline(frame.file, frame.line).strip()
+
+
 def failed_ranks(run: Run) -> list[int]:
     """The ranks whose last words must be shown."""
     return [rank.rank for rank in run.ranks if rank.state == "failed"]
@@ -51,11 +58,13 @@ class StreamView:
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""
         self.stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self.budget)
+        self.profile = Profile(run.cell)
         self._held: list[Printed] = []
         self._held_since = 0.0
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Pass on what was printed."""
+        self.profile.add(events)
         self.hold([event for event in events if isinstance(event, Printed)])
         self.release(after=HOLD)
 

@@ -360,3 +360,48 @@ def mixed_end(rank: int, turn: int) -> int:
         time.sleep(LONG)
     print("turn", turn)
     return turn
+
+
+# ---------------------------------------------------------------- what the sampler sees
+
+
+def reduce_when_told(rank: int, go: str) -> None:
+    if rank == 0:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+    dist.all_reduce(torch.ones(1))
+
+
+def reduce_for(rank: int, seconds: float) -> None:
+    end = torch.tensor(time.monotonic() + seconds, dtype=torch.float64)
+    dist.broadcast(end, 0)
+    go_on = torch.ones(1)
+    while go_on.item():
+        go_on[0] = float(time.monotonic() < end.item())
+        dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+
+
+def sleep_for(rank: int, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def work_for(rank: int, seconds: float, size: int) -> int:
+    used = bytearray(size)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return len(used)
+
+
+def hold_the_gil(rank: int, seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    time.sleep(1.5)
+
+
+def two_steps(rank: int, first: float, second: float) -> None:
+    pause(first)
+    time.sleep(second)
+
+
+def pause(seconds: float) -> None:
+    time.sleep(seconds)

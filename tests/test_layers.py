@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "nbspawn"
 FLOORS: tuple[set[str], ...] = (
-    {"messages", "status", "payload", "pickler", "culprit", "names", "guardian"},
+    {"messages", "status", "payload", "pickler", "culprit", "names", "guardian", "stall", "profile"},
     {"rank", "render"},
     {"errors", "results", "engine"},
     {"views", "session", "api"},

@@ -9,7 +9,19 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nbspawn.messages import Event, Exited, Printed, Raised, Returned, Started, Stopping
+from nbspawn.messages import (
+    Event,
+    Exited,
+    Frame,
+    Measured,
+    Position,
+    Printed,
+    Raised,
+    Returned,
+    Sampled,
+    Started,
+    Stopping,
+)
 from nbspawn.render import html, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run, reduce
@@ -113,7 +125,7 @@ def test_no_table_is_higher_than_a_screen(nprocs: int) -> None:
         run = run_of(nprocs, *events)
         assert len(text.table(run, 110.0).splitlines()) <= 20
         assert sum(len(row.ranks) for row in text.rows(run, 110.0)) == nprocs
-        assert len(html.table(run, 110.0)) < 11_000
+        assert len(html.table(run, 110.0)) < 13_000
 
 
 def test_the_summary() -> None:
@@ -164,12 +176,41 @@ class Cells(HTMLParser):
 def test_the_html_says_what_the_text_says() -> None:
     for run in (a_run(), big_run()):
         cells = Cells(html.table(run, 112.4)).cells
-        assert cells[:4] == ["rank", "state", "time", "last line, result or error"]
+        assert cells[:5] == ["rank", "state", "time", "at", "last line, result or error"]
         for index, row in enumerate(text.rows(run, 112.4), start=1):
-            label, state, time, said = cells[4 * index : 4 * index + 4]
+            label, state, time, at, said = cells[5 * index : 5 * index + 5]
+            assert at == ""
             assert (label, state) == (row.label, f"{text.MARKS[row.state]} {row.state}")
             assert time == text.duration(row.seconds)
             assert said.startswith(row.text[:70])
+
+
+WORKING = (
+    Sampled(0, 103.0, Position((Frame("cell", 2, "<module>"),), "all_reduce", True), 102.0, ()),
+    Measured(0, 103.0, 0.5, 412_300_000, -1),
+    Measured(0, 104.0, 1.49, 412_300_000, 1_300_000_000),
+    Sampled(1, 103.0, Position((Frame("cell", 3, "<module>"), Frame("other", 7, "f")), "forward"), 103.0, ()),
+    Returned(2, 102.5, Answer(1), 0),
+    Returned(3, 102.5, Answer(1), 0),
+)
+
+
+def test_where_ranks_are_and_what_they_use() -> None:
+    run = replace(run_of(4, *WORKING), cell="cell", source=("%%spawn 4", "dist.all_reduce(x)", "\ttrain(model)"))
+    assert text.table(run, 106.5, width=104).splitlines()[1:] == [
+        "rank  state             time  at                          cpu  memory  device  last line, result or err…",
+        "   0  ◍ waiting 4.5 s  6.5 s  2  dist.all_reduce(x)      99 %  412 MB  1.3 GB",
+        "   1  ● running        6.5 s  3  train(model) · forward",
+        "   2  ✓ done           2.5 s                                                   1",
+        "   3  ✓ done           2.5 s                                                   1",
+    ]
+    assert "2  dist.all_reduce(x)" in Cells(html.table(run, 106.5)).cells
+
+
+def test_a_silent_rank() -> None:
+    run = run_of(1, Measured(0, 103.0, 0.5, 1, -1))
+    assert "(silent 9.0 s)" in text.table(run, 112.0)
+    assert "(silent" not in text.table(run, 105.0)
 
 
 def test_the_html_is_plain_and_escaped() -> None:
@@ -183,7 +224,7 @@ def test_the_html_is_plain_and_escaped() -> None:
 
 
 def test_the_html_is_small() -> None:
-    assert len(html.table(run_of(4, *(Printed(rank, ("x" * 60,), "") for rank in range(4))), 110.0)) < 4_000
+    assert len(html.table(run_of(4, *(Printed(rank, ("x" * 60,), "") for rank in range(4))), 110.0)) < 5_000
 
 
 @pytest.mark.parametrize("module", ["text", "html"])

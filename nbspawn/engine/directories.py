@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from nbspawn.engine import inherited
+from nbspawn.rank.gauges import SLOT
 from nbspawn.rank.launch import RunFiles
 
 KEPT_RUNS = 5
@@ -104,6 +105,7 @@ class RunDirectories:
             raise
         os.mkfifo(files.lifeline, 0o600)
         files.interrupts.write_bytes(bytes(nprocs))
+        files.gauges.write_bytes(bytes(nprocs * SLOT.size))
         return files
 
     def done(self, files: RunFiles, keep: bool) -> None:

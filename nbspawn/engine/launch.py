@@ -58,6 +58,7 @@ class FunctionJob:
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kind = "function"
+    source = ()
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -83,6 +84,12 @@ class CellJob:
     required: frozenset[str]
     optional: frozenset[str]
     kind = "cell"
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """The cell's lines, as the person sees them."""
+        first, *rest = self.command.source.split("\n")
+        return (self.command.first_line.rstrip("\n") if first.startswith("# %%spawn") else first, *rest)
 
     @property
     def variables(self) -> dict[str, Any]:

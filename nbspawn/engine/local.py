@@ -27,6 +27,7 @@ from nbspawn.messages import (
     InputReply,
     InputRequest,
     Leaving,
+    Measured,
     Printed,
     Raised,
     Returned,
@@ -34,12 +35,13 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
-from nbspawn.rank import stacks
+from nbspawn.rank import gauges, stacks
 from nbspawn.rank.launch import Launch, RunFiles
 from nbspawn.render.stream import MergedStream
 from nbspawn.results import Results
 
 _TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+_MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
 _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
 
@@ -58,6 +60,7 @@ class Resources:
         inherited.keep_from_children(self.selector.fileno())
         self.hub = Hub(files.socket, nprocs, self.selector)
         self.rendezvous = Rendezvous(self.selector)
+        self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
 
     def close(self) -> None:
         """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
@@ -66,6 +69,7 @@ class Resources:
         self.hub.close()
         inherited.forget(self.selector.fileno())
         self.selector.close()
+        inherited.close(self.gauges)
         inherited.close(self.lifeline)
         guard.end(self._run)
 
@@ -99,6 +103,8 @@ class LocalContext(ProcessContext):
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._asked: set[int] = set()
         self._ending: set[int] = set()
+        self._measured: dict[int, float] = {}
+        self._measured_at = 0.0
         self._closed = False
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
         for sentinel, rank in self.sentinels.items():
@@ -130,8 +136,20 @@ class LocalContext(ProcessContext):
             self._hub.drain()
             for rank, end in ends.items():
                 self._events += self._tails[rank].read(end)
+            self._measure()
         events, self._events = self._events, []
         return events
+
+    def _measure(self) -> None:
+        """Read the gauges of the ranks that have moved them."""
+        if time.monotonic() - self._measured_at < _MEASURE:
+            return
+        self._measured_at = time.monotonic()
+        for rank in self.sentinels.values():
+            reading = gauges.read(self._resources.gauges, rank)
+            if reading.time != self._measured.get(rank, 0.0):
+                self._measured[rank] = reading.time
+                self._events.append(Measured(rank, *reading))
 
     def _heard(self, event: Event) -> None:
         """One message from a rank, put behind what that rank had printed by then."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbspawn.status import ranges
+from nbspawn.status import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
@@ -82,10 +82,3 @@ def sentences(positions: Mapping[int, Position], ending: str) -> list[str]:
         verb = "was" if len(ranks) == 1 else "were"
         told.append(f"{name_ranks(ranks)} {verb} {position}{f' and {verb} {ending}' if ending else ''}.")
     return told
-
-
-def name_ranks(ranks: list[int]) -> str:
-    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9'."""
-    parts = ranges(ranks).split(",")
-    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"

@@ -109,6 +109,7 @@ def _parser() -> Parser:
         "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"
     )
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
+    add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
     add("-h", "--help", action="store_true", help="show this and run nothing")
     return parser
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from nbspawn.messages import DisplayData, Event, InputReply, InputRequest, Printed
-from nbspawn.render import text
+from nbspawn.render import profile, text
 from nbspawn.status import Run
-from nbspawn.views import HOLD, StreamView
+from nbspawn.views import HOLD, StreamView, source
 
 REDRAW = 0.2  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -19,17 +19,20 @@ _UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up,
 
 
 class ConsoleView(StreamView):
-    """Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the table is drawn once, at the end."""
+    """Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the table is drawn once, at the end.
+    ``lines`` adds where the time went."""
 
-    def __init__(self, live: bool, table: bool = True) -> None:
+    def __init__(self, live: bool, table: bool = True, lines: bool = False) -> None:
         self._live = live
         self._table = table
+        self._lines = lines
         self._height = 0
         self._drawn: Run | None = None
         self._drawn_at = 0.0
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; a display is shown as its text."""
+        self.profile.add(events)
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
         self.hold(printed)
         self.release(after=HOLD)
@@ -47,6 +50,8 @@ class ConsoleView(StreamView):
         """The last table stays."""
         cut = super().close(run)
         self._draw(run)
+        if self._lines and profile.worth_showing(self.profile):
+            print(profile.text(self.profile, run, source), flush=True)
         return cut
 
     def write(self, output: str) -> None:
@@ -65,7 +70,7 @@ class ConsoleView(StreamView):
         self._drawn, self._drawn_at = run, time.monotonic()
         if self._table:
             columns, rows = shutil.get_terminal_size()
-            lines = text.table(run, self._drawn_at, width=columns - 1, color=self._live).split("\n")
+            lines = text.table(run, self._drawn_at, width=columns - 1, color=self._live, source=source).split("\n")
             # A table higher than the screen would scroll, and what has scrolled cannot be erased.
             shown = lines if run.over else lines[: max(1, rows - 2)]
             print("\n".join(shown), flush=True)

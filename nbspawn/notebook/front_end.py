@@ -19,12 +19,12 @@ def can_redraw(shell: Any) -> bool:
     return sys.stdout.isatty() and not getattr(shell, "simple_prompt", True) and os.environ.get("TERM") != "dumb"
 
 
-def view(shell: Any, kind: str = "auto") -> View:
-    """``kind`` is what ``--view`` takes."""
+def view(shell: Any, kind: str = "auto", lines: bool = False) -> View:
+    """``kind`` is what ``--view`` takes; ``lines`` is ``--lines``."""
     if in_kernel(shell):
         from nbspawn.notebook.view import NotebookView
 
-        return NotebookView(shell, "html" if kind == "auto" else kind)
+        return NotebookView(shell, "html" if kind == "auto" else kind, lines)
     from nbspawn.notebook.console import ConsoleView
 
-    return ConsoleView(live=can_redraw(shell), table=kind != "quiet")
+    return ConsoleView(live=can_redraw(shell), table=kind != "quiet", lines=lines)

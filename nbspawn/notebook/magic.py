@@ -39,7 +39,9 @@ class SpawnMagics(Magics):
             given.log_dir,
         )
         grace = GRACE_PERIOD if given.grace_period is None else given.grace_period
-        session = Session(count_ranks(given.nprocs), options, given.timeout, grace, front_end.view(shell, given.view))
+        session = Session(
+            count_ranks(given.nprocs), options, given.timeout, grace, front_end.view(shell, given.view, given.lines)
+        )
         try:
             job = cells.job(shell, line, cell)
             results = session.run(job)

@@ -9,9 +9,9 @@ from typing import Any
 
 from nbspawn.messages import ClearOutput, DisplayData, Event, Printed
 from nbspawn.notebook.displays import RankDisplays
-from nbspawn.render import html, text
+from nbspawn.render import html, profile, text
 from nbspawn.status import Run
-from nbspawn.views import HOLD, StreamView
+from nbspawn.views import HOLD, StreamView, source
 
 REDRAW = 0.1  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -20,15 +20,17 @@ CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed
 class NotebookView(StreamView):
     """One display that is updated in place, so that a saved notebook holds the last state, readable with no kernel.
 
-    ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all.
+    ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all;
+    ``lines`` unfolds where the time went.
     """
 
     budget = 200_000
     """Bytes of text; a Jupyter server drops everything, errors too, of a cell that prints too fast."""
 
-    def __init__(self, shell: Any, kind: str) -> None:
+    def __init__(self, shell: Any, kind: str, lines: bool) -> None:
         self._shell = shell
         self._kind = kind
+        self._lines = lines
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._drawn: Run | None = None
         self._drawn_at = 0.0
@@ -41,6 +43,7 @@ class NotebookView(StreamView):
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""
+        self.profile.add(events)
         for event in events:
             if isinstance(event, Printed):
                 self.hold([event])
@@ -70,7 +73,12 @@ class NotebookView(StreamView):
         self._drawn, self._drawn_at = run, time.monotonic()
         if self._kind == "quiet":
             return
-        data = {"text/plain": text.table(run, self._drawn_at)}
+        data = {"text/plain": text.table(run, self._drawn_at, source=source)}
         if self._kind == "html":
-            data["text/html"] = html.table(run, self._drawn_at)
+            data["text/html"] = html.table(run, self._drawn_at, source)
+        if run.over and profile.worth_showing(self.profile):
+            if self._lines:
+                data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
+            if self._kind == "html":
+                data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
         self._shell.display_pub.publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
+import termios
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +30,12 @@ class Channel:
         # Reentrant: a signal handler of the person's own may display something while the same thread sends.
         self._send_lock = threading.RLock()
         self._ask_lock = threading.Lock()
+        # A process that is forked while another thread sends would have the lock held for ever.
+        os.register_at_fork(
+            before=self._send_lock.acquire,
+            after_in_parent=self._send_lock.release,
+            after_in_child=self._send_lock.release,
+        )
         self.sending = 0
         self.on_sent: list[Any] = []
 
@@ -50,6 +59,22 @@ class Channel:
                 self._socket.sendall(frame)
             except (BrokenPipeError, ConnectionResetError):
                 pass
+
+    def offer(self, event: Event) -> bool:
+        """Send an event that may be late or left out, from a thread of its own. False if somebody else is sending, or
+        the kernel has not read for a while: whoever sends something that matters must not wait for this."""
+        if not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+            if unread > _CHUNK:
+                return False
+            self._socket.sendall(encode(event))
+            return True
+        except (BrokenPipeError, ConnectionResetError, OSError):
+            return False
+        finally:
+            self._send_lock.release()
 
     def receive(self) -> Command:
         """Wait for the next command; raises EOFError when the kernel has closed the channel."""

@@ -34,6 +34,11 @@ class RunFiles:
         return self.private / "interrupts"
 
     @property
+    def gauges(self) -> Path:
+        """A slot a rank: what rank/gauges.py writes and the kernel reads."""
+        return self.private / "gauges"
+
+    @property
     def store(self) -> Path:
         """The FileStore of the process group that ``--backend`` makes."""
         return self.private / "store"

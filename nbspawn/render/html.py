@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from html import escape
 
-from nbspawn.render.text import MARKS, Row, clip, duration, heading, rows
-from nbspawn.status import Run, State
+from nbspawn.render.text import MARKS, Row, clip, duration, heading, measured, no_source, rows
+from nbspawn.stall import stall
+from nbspawn.status import Run, Source, State
 
 # Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
 _WIDTH = 160
@@ -21,13 +22,16 @@ _WIDTH = 160
 _COLOURS: dict[State, str] = {
     "failed": "var(--jp-error-color1,#e0483e)",
     "waiting for input": "var(--jp-warn-color1,#d97a00)",
+    "waiting": "var(--jp-info-color1,#00838f)",
     "running": "var(--jp-brand-color1,#3b8eea)",
     "done": "var(--jp-success-color1,#3a9d44)",
 }
 _QUIET = "var(--jp-ui-font-color2,#888)"
 
+_NUMBERS = {"cpu": "3.2em", "memory": "4.6em", "device": "4.6em"}
+
 # Front ends style tables of their own accord (JupyterLab: right-aligned, zebra), hence much that looks obvious.
-_BOX = (
+BOX = (
     "color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
     "font-size:var(--jp-ui-font-size1,13px);line-height:20px"
 )
@@ -38,52 +42,61 @@ _TABLE = (
 )
 _ROW = "background:none;height:20px"
 _CELL = "padding:0 14px 0 0"
-_HEAD = "font-weight:normal"
+_HEAD = "font-weight:normal;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
 _MARK = "display:inline-block;width:1.2em"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
 
-def table(run: Run, now: float) -> str:
+def table(run: Run, now: float, source: Source = no_source) -> str:
     """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
     ranks, how, time = heading(run, now)
-    drawn = rows(run, now)
+    drawn = rows(run, now, source)
+    numbers = measured(drawn)
+    live = not run.over
+    told = escape(stall(run, now, source))
     return "".join(
         [
-            f'<div style="{_BOX}">',
+            f'<div style="{BOX}">',
             f'<div style="{_LINE}" title="{escape(how)}"><b>{ranks}</b> · {time}'
             f' · <span style="color:{_QUIET}">{escape(how)}</span></div>',
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{max(5, *(len(row.label) + 1 for row in drawn))}ch"),
-            _cell("th", "state", "left", f"{_HEAD};width:10em"),
-            _cell("th", "time", "right", f"{_HEAD};width:6em"),
+            _cell("th", "state", "left", f"{_HEAD};width:9em"),
+            _cell("th", "time", "right", f"{_HEAD};width:4em"),
+            _cell("th", "at", "left", f"{_HEAD};width:30%") if live else "",
+            *(_cell("th", name, "right", f"{_HEAD};width:{_NUMBERS[name]}") for name in numbers),
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
-            *map(_row, drawn),
+            *(_row(row, live, [column[index] for column in numbers.values()]) for index, row in enumerate(drawn)),
             "</tbody></table>",
+            # The line is there from the start: the output below must not jump when there is something to say.
+            f'<div style="min-height:20px">{told and f"<b>{told}</b>"}</div>' if live else "",
             *(f"<div>{escape(note)}</div>" for note in run.notes),
             "</div>",
         ]
     )
 
 
-def _row(row: Row) -> str:
+def _row(row: Row, live: bool, numbers: list[str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
     pid = f' title="pid {row.ranks[0].pid}"' if len(row.ranks) == 1 and row.ranks[0].pid else ""
-    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state}'
-    text = escape(clip(row.text, _WIDTH))
+    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state} {row.since}'.rstrip()
     return (
         f'<tr style="{_ROW}"{pid}>'
         + _cell("td", row.label, "right")
         + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
         + _cell("td", duration(row.seconds), "right")
-        + _cell("td", text, "left", _CODE)
+        + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
+        + "".join(_cell("td", number, "right") for number in numbers)
+        + _cell("td", escape(clip(row.text, _WIDTH)), "left", _CODE)
         + "</tr>"
     )
 
 
-def _cell(tag: str, content: str, align: str, style: str = "") -> str:
+def _cell(tag: str, content: str, align: str, style: str = "", whole: str = "") -> str:
     # The attribute is for where styles are taken out: there th is centred and td left-aligned.
     attribute = "" if (tag, align) == ("td", "left") else f' align="{align}"'
+    attribute += f' title="{escape(whole)}"' if whole else ""
     return f'<{tag}{attribute} style="{_CELL};text-align:{align}{";" + style if style else ""}">{content}</{tag}>'
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nbspawn.messages import Frame
 from nbspawn.render.lines import strip_ansi
-from nbspawn.status import FINAL, RankStatus, Run, State, ranges
+from nbspawn.stall import silent, stall
+from nbspawn.status import FINAL, RankStatus, Run, Source, State, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
@@ -22,6 +24,7 @@ _LABEL_WIDTH = 16
 MARKS: dict[State, str] = {
     "failed": "✗",
     "waiting for input": "?",
+    "waiting": "◍",
     "running": "●",
     "starting": "○",
     "stopping": "◌",
@@ -33,6 +36,7 @@ _ORDER = list(MARKS)
 _COLOURS: dict[State, str] = {
     "failed": "\x1b[31m",
     "waiting for input": "\x1b[33m",
+    "waiting": "\x1b[36m",
     "running": "\x1b[34m",
     "done": "\x1b[32m",
 }
@@ -47,6 +51,26 @@ class Row:
     state: State
     seconds: float
     text: str
+    at: str = ""
+    """The line that it is on, with its text, and the library call below it if the text does not name it."""
+    since: str = ""
+    """How long it has waited for other ranks, or given no sign of life."""
+
+    @property
+    def cpu(self) -> str:
+        """Of one processor, on average over the ranks: '99 %'."""
+        known = [rank.cpu for rank in self.ranks if rank.cpu is not None]
+        return f"{sum(known) / len(known):.0%}".replace("%", " %") if known else ""
+
+    @property
+    def memory(self) -> str:
+        """Resident, the most of any of the ranks: '412 MB'."""
+        return size(max((rank.memory or 0 for rank in self.ranks), default=0))
+
+    @property
+    def device_memory(self) -> str:
+        """What torch has allocated on the device, the most of any of the ranks."""
+        return size(max((rank.device_memory for rank in self.ranks), default=0))
 
     @property
     def label(self) -> str:
@@ -56,19 +80,25 @@ class Row:
         return f"{label[: label.rindex(',', 0, _LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
 
 
-def rows(run: Run, now: float) -> list[Row]:
-    """A row per rank; of more than ``MAX_ROWS`` ranks, what failed first, and what ended alike in one row.
+def no_source(frame: Frame) -> str:
+    """The text of no line is known."""
+    return ""
+
+
+def rows(run: Run, now: float, source: Source = no_source) -> list[Row]:
+    """A row per rank; of more than ``MAX_ROWS`` ranks, what failed first, and what ended alike, or is at the same line,
+    in one row.
 
     A rank's time stops when its state is final. Ranks that run are not compared by what they print: rows would come
     and go at every look.
     """
     if len(run.ranks) <= MAX_ROWS:
-        return [_row(run, now, [rank], _says(rank)) for rank in run.ranks]
-    alike: dict[tuple[State, str, int], list[RankStatus]] = {}
+        return [_row(run, now, [rank], _says(rank), source) for rank in run.ranks]
+    alike: dict[tuple[State, str], list[RankStatus]] = {}
     for rank in sorted(run.ranks, key=_importance):
-        same = rank.state in FINAL or rank.state == "starting"
-        alike.setdefault((rank.state, _says(rank), -1 if same else rank.rank), []).append(rank)
-    groups = [(text, ranks) for (_, text, _), ranks in alike.items()]
+        same = _says(rank) if rank.state in FINAL else _at(run, rank, source) or f"{rank.rank}"
+        alike.setdefault((rank.state, "" if rank.state == "starting" else same), []).append(rank)
+    groups = [(_says(ranks[0]), ranks) for ranks in alike.values()]
     if len(groups) > MAX_ROWS:
         # Of what does not fit, one row per state.
         room = MAX_ROWS - len(run.counts)
@@ -76,7 +106,7 @@ def rows(run: Run, now: float) -> list[Row]:
         for _, ranks in groups[room:]:
             rest.setdefault(ranks[0].state, []).extend(ranks)
         groups = groups[:room] + [(f"({len(ranks)} more)", ranks) for ranks in rest.values()]
-    return [_row(run, now, ranks, text) for text, ranks in groups]
+    return [_row(run, now, ranks, text, source) for text, ranks in groups]
 
 
 def heading(run: Run, now: float) -> tuple[str, str, str]:
@@ -85,24 +115,50 @@ def heading(run: Run, now: float) -> tuple[str, str, str]:
     return _ranks(len(run.ranks)), how, duration((now if run.ended is None else run.ended) - run.started)
 
 
-def table(run: Run, now: float, width: int = 100, color: bool = False) -> str:
+def table(run: Run, now: float, width: int = 100, color: bool = False, source: Source = no_source) -> str:
     """The run at ``now`` seconds as lines of at most ``width`` columns (notes excepted: they are sentences)."""
     ranks, how, time = heading(run, now)
     lines = [f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
-    cells = [("rank", "state", "time", "last line, result or error")]
-    drawn = rows(run, now)
-    cells += [(row.label, f"{MARKS[row.state]} {row.state}", duration(row.seconds), row.text) for row in drawn]
-    label, state, time_width = (max(len(row[column]) for row in cells) for column in range(3))
-    for index, row in enumerate(cells):
-        left = f"{row[0]:>{label}}  "
-        middle = f"{row[1]:<{state}}"
-        right = f"  {row[2]:>{time_width}}  "
-        right += clip(row[3], width - label - state - time_width - 6)
+    drawn = rows(run, now, source)
+    columns = {
+        "rank": [row.label for row in drawn],
+        "state": [f"{MARKS[row.state]} {row.state} {row.since}".rstrip() for row in drawn],
+        "time": [duration(row.seconds) for row in drawn],
+        **measured(drawn),
+    }
+    widths = {name: max(len(name), *map(len, column)) for name, column in columns.items()}
+    room = width - sum(widths.values()) - 2 * len(widths)
+    if any(row.at for row in drawn):
+        wanted = max(2, *(sum(map(_columns, row.at)) for row in drawn))
+        widths["at"] = min(wanted, max(room // 2, room - 2 - max(len(row.text) for row in drawn), 10))
+        columns["at"] = [clip(row.at, widths["at"]) for row in drawn]
+        room -= widths["at"] + 2
+    order = [name for name in ("rank", "state", "time", "at", "cpu", "memory", "device") if name in columns]
+    for index in range(-1, len(drawn)):
+        parts = []
+        for name in order:
+            told = name if index < 0 else columns[name][index]
+            blank = " " * (widths[name] - sum(map(_columns, told)))
+            parts.append(told + blank if name in ("state", "at") else blank + told)
         if color:
-            paint = "\x1b[2m" if index == 0 else _COLOURS.get(drawn[index - 1].state, "")
-            middle = f"{paint}{middle}\x1b[0m" if paint else middle
-        lines.append((left + middle + right).rstrip())
-    return "\n".join([*lines, *run.notes])
+            paint = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, "")
+            parts[1] = f"{paint}{parts[1]}\x1b[0m" if paint else parts[1]
+        parts.append(clip("last line, result or error" if index < 0 else drawn[index].text, max(room, 1)))
+        lines.append("  ".join(parts).rstrip())
+    stalled = stall(run, now, source)
+    return "\n".join([*lines, *([stalled] if stalled else []), *run.notes])
+
+
+def measured(drawn: list[Row]) -> dict[str, list[str]]:
+    """The columns of numbers that at least one row has, while ranks run."""
+    if not any(row.at for row in drawn):
+        return {}
+    columns = {
+        "cpu": [row.cpu for row in drawn],
+        "memory": [row.memory for row in drawn],
+        "device": [row.device_memory for row in drawn],
+    }
+    return {name: column for name, column in columns.items() if any(column)}
 
 
 def summary(run: Run, now: float) -> str:
@@ -130,6 +186,13 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def size(count: int) -> str:
+    """Bytes, as a person says it: 412 MB, 1.3 GB; '' for none."""
+    if count <= 0:
+        return ""
+    return f"{count / 1e9:.1f} GB" if count >= 0.9995e9 else f"{count / 1e6:.0f} MB"
 
 
 def cell(text: str) -> str:
@@ -170,9 +233,25 @@ def _importance(rank: RankStatus) -> tuple[int, float, int]:
     return _ORDER.index(rank.state), rank.since if rank.state == "failed" else 0.0, rank.rank
 
 
-def _row(run: Run, now: float, ranks: list[RankStatus], text: str) -> Row:
+def _row(run: Run, now: float, ranks: list[RankStatus], text: str, source: Source) -> Row:
     until = max(rank.since if rank.state in FINAL else now for rank in ranks)
-    return Row(tuple(ranks), ranks[0].state, until - run.started, text)
+    row = Row(tuple(ranks), ranks[0].state, until - run.started, text)
+    places = {_at(run, rank, source) for rank in ranks}
+    return replace(row, at=places.pop(), since=_since(ranks[0], now)) if len(places) == 1 else row
+
+
+def _since(rank: RankStatus, now: float) -> str:
+    if quiet := silent(rank, now):
+        return f"(silent {duration(quiet)})"
+    return duration(now - rank.called) if rank.state == "waiting" else ""
+
+
+def _at(run: Run, rank: RankStatus, source: Source) -> str:
+    if rank.state in FINAL:
+        return ""
+    spot, call = rank.spot(run.cell), rank.position.call
+    told = f"{spot.line}  {cell(run.text(spot, source))}".rstrip() if spot is not None else ""
+    return told if call in told else " · ".join(filter(None, (told, call)))
 
 
 @dataclass(frozen=True)

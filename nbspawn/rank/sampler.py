@@ -1,0 +1,144 @@
+"""Where the rank is and what it uses: a thread that looks ten times a second, and tells what has changed.
+
+It reads the main thread's stack, which costs that thread nothing but the moments in which the GIL is lent: about 50
+microseconds a look. Numbers go to the gauges (rank/gauges.py), positions over the channel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from nbspawn.messages import Frame, Position, RunCell, Sampled
+from nbspawn.rank.channel import Channel
+from nbspawn.rank.gauges import Gauges
+from nbspawn.rank.launch import RankInfo
+
+INTERVAL = 0.1  # seconds between two looks
+_REPORT = 0.2  # seconds between two messages, at least; more with many ranks, so that the kernel's cost is bounded
+_REPORT_A_RANK = 0.01
+_DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
+
+# torch.distributed's functions that wait for other ranks; those that only ask (get_rank) are none.
+COLLECTIVES = frozenset(
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list "
+    "destroy_process_group gather gather_object init_process_group monitored_barrier new_group recv recv_object_list "
+    "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
+    "send_object_list split_group".split()
+)
+_C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+_WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
+_RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
+_PLACES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_PLACES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _PLACES))})/|.*/(?:site|dist)-packages/")
+
+
+@contextmanager
+def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank runs."""
+    sampler = Sampler(info, channel)
+    sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's may be long in coming
+    thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
+    thread.start()
+    yield
+    sampler.stop.set()
+    thread.join()
+
+
+class Sampler:
+    """The thread's work; ``stop`` ends it after a last message."""
+
+    def __init__(self, info: RankInfo, channel: Channel) -> None:
+        command = info.launch.command
+        self.stop = threading.Event()
+        self._rank = info.rank
+        self._channel = channel
+        self._cells = {command.filename, *command.sources} if isinstance(command, RunCell) else set()
+        self.gauges = Gauges(info.launch.files.gauges, info.rank)
+        self._main = threading.main_thread().ident
+        self._clock = time.pthread_getcpuclockid(self._main) if self._main is not None else time.CLOCK_MONOTONIC
+        self._report = max(_REPORT, _REPORT_A_RANK * info.launch.world_size)
+        self._own: dict[str, bool] = {}
+        self._spent: dict[Position, float] = {}
+
+    def run(self) -> None:
+        """Look, add up, tell."""
+        position, since = Position(), time.monotonic()
+        looked, used = since, time.clock_gettime(self._clock)
+        told, told_at = (position, since), since
+        while not self.stop.wait(INTERVAL):
+            now = time.monotonic()
+            here, fresh = self._look()
+            self.gauges.write(now)
+            used_before, used = used, time.clock_gettime(self._clock)
+            # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
+            worked = used - used_before > (now - looked) / 10
+            if here != position or (fresh if here.call else worked):
+                position, since = here, looked
+            self._spent[here] = self._spent.get(here, 0.0) + now - looked
+            looked = now
+            if (position, since) != told and now - told_at >= self._report and self._tell(now, position, since):
+                told, told_at = (position, since), now
+        self._tell(time.monotonic(), position, since)
+
+    def _tell(self, now: float, position: Position, since: float) -> bool:
+        told = self._channel.offer(Sampled(self._rank, now, position, since, tuple(self._spent.items())))
+        if told:
+            self._spent.clear()
+        return told
+
+    def _look(self) -> tuple[Position, bool]:
+        """The main thread's position, and whether its innermost library call has begun since the last look."""
+        frame: FrameType | None = sys._current_frames().get(self._main or 0)
+        below: list[FrameType] = []
+        mine: list[Frame] = []
+        while frame is not None:
+            code = frame.f_code
+            if self._is_own(code.co_filename):
+                mine.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
+            elif code.co_filename == _RANK_MAIN:
+                break  # under fork the kernel's own frames follow
+            elif not mine:
+                below.append(frame)
+            frame = frame.f_back
+        mine.reverse()
+        frames = tuple(mine if len(mine) <= _DEPTH else [mine[0], *mine[-_DEPTH + 1 :]])
+        if not mine:  # before the cell, in what nbspawn does for it (init_process_group), or after it
+            below = [frame for frame in below if _is_collective(frame)]
+        call, collective = "", False
+        for frame in below:  # innermost first
+            name = frame.f_code.co_name
+            if _is_collective(frame):
+                call, collective = name, True
+            elif not collective and name not in _WRAPPERS and not name.startswith("_"):
+                call = name
+        return Position(frames, call, collective), bool(below) and _first_seen(below[-1])
+
+    def _is_own(self, file: str) -> bool:
+        own = self._own.get(file)
+        if own is None:
+            own = file in self._cells or file.startswith("<ipython-input") or not _LIBRARY.match(file)
+            self._own[file] = own
+        return own
+
+
+def _is_collective(frame: FrameType) -> bool:
+    return frame.f_code.co_name in COLLECTIVES and frame.f_code.co_filename.endswith(_C10D)
+
+
+def _first_seen(frame: FrameType) -> bool:
+    """Has this call not been looked at before? A frame lives as long as its call, so it is marked, in the one field of
+    its own that a library's frame has no use for. (To keep it would keep the call's tensors alive.)"""
+    if frame.f_trace_lines:
+        frame.f_trace_lines = False
+        return True
+    return False

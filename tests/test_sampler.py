@@ -1,0 +1,138 @@
+"""Where ranks are and what they use, told by real ranks: positions, waits, gauges; and that nobody is held up."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_functions as ranks
+
+import nbspawn
+from nbspawn.messages import Event, Measured, Sampled
+from nbspawn.profile import Profile
+from nbspawn.rank.channel import Channel
+from nbspawn.stall import silent
+from nbspawn.status import RankStatus, Run
+from nbspawn.views import StreamView
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+light_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
+
+
+class Watch(StreamView):
+    """Keeps every event and every state; calls ``act`` with the run after each."""
+
+    def __init__(self, act: Callable[[Run], None] = lambda run: None) -> None:
+        self.act = act
+        self.events: list[Event] = []
+        self.seen: list[RankStatus] = []
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        super().show(run, events)
+        self.events += events
+        self.seen += run.ranks
+        self.act(run)
+
+    def of(self, kind: type, rank: int) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind) and event.rank == rank]
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+@light_methods
+def test_a_rank_that_waits_in_a_collective_is_told_from_one_that_has_not_arrived(method: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def act(run: Run) -> None:
+        late, waiting = run.ranks
+        if waiting.state == "waiting" and late.state == "running" and time.monotonic() - waiting.called > 0.8:
+            go.touch()
+
+    watch = Watch(act)
+    nbspawn.spawn(
+        ranks.reduce_when_told, (str(go),), nprocs=2, backend="gloo", start_method=method, view=watch, timeout=60
+    )
+    last = [status for status in watch.seen if status.rank == 1 and status.state == "waiting"][-1]
+    assert (last.position.call, last.position.collective) == ("all_reduce", True)
+    assert last.position.frames[-1].line == line_of(ranks.reduce_when_told, "dist.all_reduce")
+    assert last.position.frames[-1].name == "reduce_when_told"
+    spots = {status.position.frames[-1].line for status in watch.seen if status.rank == 0 and status.position.frames}
+    assert line_of(ranks.reduce_when_told, "time.sleep") in spots
+
+
+def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
+    watch = Watch()
+    nbspawn.spawn(ranks.reduce_for, (1.5,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
+    called = {status.called for status in watch.seen if status.rank == 0 and status.state == "waiting"}
+    assert len(called) > 2
+    longest = max(time.monotonic() - status.called for status in watch.seen[-2:])
+    assert longest < 1.5
+
+
+def test_only_changes_are_sent() -> None:
+    watch = Watch()
+    nbspawn.spawn(ranks.sleep_for, (2.0,), nprocs=1, start_method="fork", view=watch)
+    assert 1 <= len(watch.of(Sampled, 0)) <= 3
+    assert len(watch.of(Measured, 0)) <= 4
+
+
+def test_gauges() -> None:
+    watch = Watch()
+    nbspawn.spawn(ranks.work_for, (2.5, 300_000_000), nprocs=1, start_method="fork", view=watch)
+    known = [status for status in watch.seen if status.cpu is not None]
+    assert known[-1].cpu == pytest.approx(1.0, abs=0.3)
+    assert known[-1].memory is not None and 300e6 < known[-1].memory < 2e9
+    assert known[-1].device_memory == -1
+
+
+def test_a_rank_that_holds_the_gil_in_native_code_gives_no_sign_of_life() -> None:
+    quiet: list[float] = []
+    watch = Watch(lambda run: quiet.append(silent(run.ranks[0], time.monotonic())))
+    nbspawn.spawn(ranks.hold_the_gil, (4.5,), nprocs=1, start_method="fork", view=watch)
+    assert max(quiet) > 3.0
+    assert quiet[-1] == 0.0, "it came back"
+
+
+def test_the_samples_add_up_to_the_time_at_each_line() -> None:
+    watch = Watch()
+    began = time.monotonic()
+    nbspawn.spawn(ranks.two_steps, (1.5, 0.5), nprocs=1, start_method="fork", view=watch)
+    took = time.monotonic() - began
+    profile = Profile(None)
+    profile.add(watch.events)
+    assert 1.8 <= profile.totals[0] <= took
+    seconds = {line.frame.line: line for line in profile.lines() if line.frame is not None}
+    first = seconds[line_of(ranks.two_steps, "pause(first)")]
+    assert first.seconds[0] == pytest.approx(1.5, abs=0.3)
+    assert seconds[line_of(ranks.two_steps, "time.sleep(second)")].seconds[0] == pytest.approx(0.5, abs=0.3)
+    (below,) = first.below.values()
+    assert below.frame is not None and below.frame.name == "pause"
+    assert below.seconds == first.seconds
+
+
+def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
+    """As with join=False, and a person who comes back tomorrow."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+    channel = Channel(tmp_path / "socket")
+    reader, _ = listener.accept()
+    event = Measured(0, 1.0, 1.0, 1, 1)
+    offered = [channel.offer(event) for _ in range(100_000)]
+    assert offered[0] and not offered[-1]
+    while reader.recv(1 << 20, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+        reader.recv(1 << 20)
+        if channel.offer(event):
+            break
+    assert channel.offer(event)
+    channel.close()
+    reader.close()
+    listener.close()
