@@ -146,8 +146,8 @@ def kept_logs() -> list[str]:
 
 
 def assert_nothing_beyond(before: State) -> None:
-    """Compare with now. What ends by itself has ten seconds: the fork server of a rank that had a run of its own notices
-    the end only after its imports."""
+    """Compare with now. What ends by itself has ten seconds: the fork server of a rank that had a run of its own
+    notices the end only after its imports."""
     forgotten = list(local.running)
     for context in forgotten:
         context.close()

@@ -212,7 +212,7 @@ def test_probe_names_where_a_forked_process_hangs(monkeypatch: pytest.MonkeyPatc
         lock.acquire()
         return ""
 
-    monkeypatch.setattr(fork_safety, "_PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(fork_safety, "_PROBE_SECONDS", 2.0)
     monkeypatch.setattr(fork_safety, "_try_torch", wait_for_it)
     assert fork_safety.probe() == []
     with lock:

@@ -20,14 +20,19 @@ def returned(rank: int, value: object) -> Returned:
 
 
 def failed(
-    rank: int, error: BaseException, rendered: tuple[str, ...] = (), cell: str | None = None, skip: str | None = None
+    rank: int,
+    error: BaseException,
+    rendered: tuple[str, ...] = (),
+    cell: str | None = None,
+    skip: str | None = None,
+    moment: float | None = None,
 ) -> Raised | Leaving | Returned:
     """What ``error`` means: ``sys.exit(0)`` is an end in good order, other exits leave, the rest is raised.
 
     ``cell`` is the file name of the running cell; ``skip`` that of the code whose frames, outermost in the traceback,
-    are not the person's.
+    are not the person's; ``moment`` is when it was raised, if that is not now.
     """
-    moment = time.monotonic()
+    moment = time.monotonic() if moment is None else moment
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255

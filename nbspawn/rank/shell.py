@@ -11,6 +11,7 @@ import functools
 import linecache
 import os
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -110,8 +111,17 @@ def run(
         # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
         warnings.filterwarnings("ignore", message="To exit: use")
 
+    format_and_remember = shell.showtraceback
+    raised_at: list[float] = []
+
+    def showtraceback(*args: Any, **kwargs: Any) -> None:
+        # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
+        raised_at.append(time.monotonic())
+        with interrupts.postponed():
+            format_and_remember(*args, **kwargs)
+
     shell._showtraceback = types.MethodType(remember, shell)
-    shell.showtraceback = interrupts.postponed()(shell.showtraceback)
+    shell.showtraceback = showtraceback
     try:
         with interrupts.enabled():
             shell.user_ns.update(variables())
@@ -127,7 +137,8 @@ def run(
         return outcome.failed(rank, early, cell=command.filename, skip=__file__)
     error = ran.error_before_exec or ran.error_in_exec
     if error is not None:
-        return outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER)
+        moment = raised_at[-1] if raised_at else None
+        return outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER, moment=moment)
     return outcome.returned(rank, ran.result)
 
 
