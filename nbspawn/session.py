@@ -60,9 +60,11 @@ class Session:
             run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source)
             cut = True
             try:
-                view.open(run)
-                run = watch.until_over(run)
-                cut = view.close(run)
+                try:
+                    view.open(run)
+                    run = watch.until_over(run)
+                finally:
+                    cut = view.close(run)
                 return watch.conclude(run)
             finally:
                 context.close(keep_logs=cut)
@@ -112,9 +114,10 @@ class _Watch:
 
     def _decide(self) -> None:
         context, grace = self._context, self._session.grace_period
-        if self._interrupted.count > self._presses:
+        presses = self._interrupted.count + self._view.stops
+        if presses > self._presses:
             again = self._presses > 0 or context.stopping
-            self._presses = self._interrupted.count
+            self._presses = presses
             self._stopped_by_person = self._stopped_by_person or not context.failures
             if again or self._presses > 1:
                 context.stop_at(kill=0.0)

@@ -21,6 +21,10 @@ HOLD = 0.1  # seconds
 class View(Protocol):
     """Draws from the state, never from an event alone; is told of everything and decides itself how often to draw."""
 
+    @property
+    def stops(self) -> int:
+        """How often the person has asked, in the view, that the ranks be stopped."""
+
     def open(self, run: Run) -> None:
         """The ranks have been asked for."""
 
@@ -54,6 +58,11 @@ class StreamView:
 
     budget = sys.maxsize
     """Bytes of output that are passed on; a terminal or a pipe takes all."""
+
+    @property
+    def stops(self) -> int:
+        """There is nothing to press."""
+        return 0
 
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""

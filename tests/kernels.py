@@ -51,7 +51,7 @@ def wait_gone(pids: Sequence[int], seconds: float) -> None:
 
 @dataclass
 class Reply:
-    """What one cell left behind. ``outputs`` are those of the saved notebook, in order, consecutive text merged."""
+    """What one cell left behind. ``saved`` are the outputs of the saved notebook, in order, consecutive text merged."""
 
     status: str = ""
     ename: str = ""
@@ -60,7 +60,7 @@ class Reply:
     """Without colours."""
     coloured: str = ""
     """The traceback with colours."""
-    outputs: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    saved: list[dict[str, Any]] = field(default_factory=list, repr=False)
     displays: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """By display id: the output, in its last state."""
     prompts: list[tuple[str, bool]] = field(default_factory=list)
@@ -73,6 +73,11 @@ class Reply:
 
     def __str__(self) -> str:
         return "\n".join([self.status, self.text()[-3000:], self.text("stderr")[-3000:], self.traceback])
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """Those that show something: the place of the controls is empty."""
+        return [output for output in self.saved if output.get("data", True)]
 
     def text(self, name: str = "stdout") -> str:
         """All that was printed."""
@@ -117,15 +122,15 @@ class Reply:
         elif kind == "stream":
             self._clear_now()
             self.sent += len(content["text"].encode())
-            if self.outputs and self.outputs[-1]["type"] == content["name"]:
-                self.outputs[-1]["text"] += content["text"]
+            if self.saved and self.saved[-1]["type"] == content["name"]:
+                self.saved[-1]["text"] += content["text"]
             else:
-                self.outputs.append({"type": content["name"], "text": content["text"]})
+                self.saved.append({"type": content["name"], "text": content["text"]})
         elif kind in ("display_data", "execute_result"):
             self._clear_now()
             self.sent += len(str(content["data"]))
             output = {"type": kind, "data": content["data"], "metadata": content["metadata"]}
-            self.outputs.append(output)
+            self.saved.append(output)
             if name := content.get("transient", {}).get("display_id"):
                 self.displays[name] = output
         elif kind == "update_display_data":
@@ -137,11 +142,11 @@ class Reply:
             self.ename, self.evalue = content["ename"], content["evalue"]
             self.coloured = "\n".join(content["traceback"])
             self.traceback = plain(self.coloured)
-            self.outputs.append({"type": "error", **content})
+            self.saved.append({"type": "error", **content})
 
     def _clear_now(self) -> None:
         if self._clear:
-            self.outputs.clear()
+            self.saved.clear()
             self._clear = False
 
 

@@ -88,9 +88,10 @@ class Notebook:
         self._page = lab.page
         self.path = lab.folder / name
 
-    def start(self, cell: int) -> None:
-        """Run a cell, and return at once."""
-        self._page.wait_for_function(f"() => {_PANEL}.context.sessionContext.session?.kernel?.status == 'idle'")
+    def start(self, cell: int, queue: bool = False) -> None:
+        """Run a cell, and return at once; ``queue`` it behind the one that runs."""
+        if not queue:
+            self._page.wait_for_function(f"() => {_PANEL}.context.sessionContext.session?.kernel?.status == 'idle'")
         self._page.evaluate(
             f"""cell => {{
                 {_PANEL}.content.activeCellIndex = cell;

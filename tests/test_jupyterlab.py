@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,7 @@ rank * 7"""
     outputs = notebook.outputs(1)
 
     def shown() -> None:
-        table = outputs.nth(0).locator("table")
+        table = outputs.nth(0).locator("table").first
         expect(table.locator("tbody tr")).to_have_count(2)
         expect(table).to_contain_text("✓ done")
         expect(notebook.printed(1).filter(has_text="said by 0")).to_be_visible()
@@ -92,3 +93,52 @@ finally:
     wait_gone(pids, 2)
     notebook.run(2)
     expect(notebook.outputs(2)).to_have_text("42")
+
+
+def test_the_live_line_the_stall_and_the_controls_while_a_cell_runs(lab: Lab) -> None:
+    cell = """%%spawn 2 -b gloo -g 2
+import os, time, torch.distributed as dist
+print('pid', os.getpid(), 'of rank', rank)
+if rank == 1:
+    time.sleep(600)
+dist.barrier()"""
+    notebook = lab.open("controls.ipynb", LOAD, cell, "6 * 7")
+    notebook.run(0)
+    notebook.start(1)
+    outputs = notebook.outputs(1)
+    table = outputs.nth(0)
+    expect(table.locator("tbody tr").nth(0)).to_contain_text("6  dist.barrier()")
+    expect(table.locator("tbody tr").nth(0)).to_contain_text("waiting")
+    expect(table.locator("tbody tr").nth(1)).to_contain_text("5  time.sleep(600)")
+    printed = notebook.printed(1)
+    expect(printed).to_contain_text("of rank 0")
+    expect(printed).to_contain_text("of rank 1")
+    told = dict(re.findall(r"pid (\d+) of rank (\d)", printed.inner_text()))
+    pids = sorted(map(int, told), key=lambda pid: told[str(pid)])
+    outputs.locator("select").select_option("output of rank 1")
+    expect(outputs.locator(".jupyter-widgets pre")).to_have_text(f"pid {pids[1]} of rank 1")
+    expect(table).to_contain_text("Rank 0 has waited")
+    expect(table).to_contain_text("in barrier (line 6). Rank 1 is at line 5: time.sleep(600).")
+    outputs.get_by_role("button", name="Stop").click()
+    notebook.wait()
+    expect(outputs.last).to_contain_text("KeyboardInterrupt: the ranks were stopped.")
+    expect(outputs.locator("button")).to_have_count(0)
+    wait_gone(pids, 2)
+    assert "widget-view" not in str(notebook.save().cells[1].outputs)
+    notebook.run(2)
+    expect(notebook.outputs(2)).to_have_text("42")
+
+
+def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab) -> None:
+    cell = "%%spawn 2\nimport time\ntime.sleep(3)"
+    notebook = lab.open(
+        "queued.ipynb", LOAD + "\norder = []", cell, "order.append('first')", "order.append('next')", "order"
+    )
+    notebook.run(0)
+    notebook.start(1)
+    expect(notebook.outputs(1).get_by_role("button", name="Stop")).to_be_visible()
+    for number in (2, 3, 4):
+        notebook.start(number, queue=True)
+    notebook.wait()
+    expect(notebook.outputs(4)).to_have_text("['first', 'next']")
+    expect(notebook.outputs(1).nth(0)).to_contain_text("✓ done")

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import Any, NoReturn
 
-VIEWS = ("auto", "html", "text", "quiet")
+VIEWS = ("auto", "widget", "html", "text", "quiet")
 _WORDS = ("auto", "cpu", "gpu")
 
 

@@ -24,7 +24,9 @@ def view(shell: Any, kind: str = "auto", lines: bool = False) -> View:
     if in_kernel(shell):
         from nbspawn.notebook.view import NotebookView
 
-        return NotebookView(shell, "html" if kind == "auto" else kind, lines)
+        # Where nobody can type there is nobody to click either: nbclient, papermill.
+        controls = kind == "widget" or (kind == "auto" and bool(getattr(shell.kernel, "_allow_stdin", False)))
+        return NotebookView(shell, "html" if kind in ("auto", "widget") else kind, lines, controls)
     from nbspawn.notebook.console import ConsoleView
 
     return ConsoleView(live=can_redraw(shell), table=kind != "quiet", lines=lines)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbspawn.messages import ClearOutput, DisplayData, Event, Printed
+from nbspawn.notebook.controls import Controls
 from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, profile, text
 from nbspawn.status import Run
@@ -21,13 +22,14 @@ class NotebookView(StreamView):
     """One display that is updated in place, so that a saved notebook holds the last state, readable with no kernel.
 
     ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all;
-    ``lines`` unfolds where the time went.
+    ``lines`` unfolds where the time went; ``controls`` adds a Stop button and a look at one rank's output, where a
+    front end shows them.
     """
 
     budget = 200_000
     """Bytes of text; a Jupyter server drops everything, errors too, of a cell that prints too fast."""
 
-    def __init__(self, shell: Any, kind: str, lines: bool) -> None:
+    def __init__(self, shell: Any, kind: str, lines: bool, controls: bool) -> None:
         self._shell = shell
         self._kind = kind
         self._lines = lines
@@ -35,11 +37,19 @@ class NotebookView(StreamView):
         self._drawn: Run | None = None
         self._drawn_at = 0.0
         self._displays = RankDisplays(shell.display_pub.publish, self._say)
+        self._controls = Controls(shell.kernel, shell.display_pub.publish) if controls else None
+
+    @property
+    def stops(self) -> int:
+        """How often the person has pressed Stop in the view."""
+        return self._controls.stops if self._controls is not None else 0
 
     def open(self, run: Run) -> None:
         """The table comes first, above all that the ranks will print."""
         super().open(run)
         self._draw(run, update=False)
+        if self._controls is not None:
+            self._controls.open()
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""
@@ -58,10 +68,14 @@ class NotebookView(StreamView):
         if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
             self._displays.flush()
             self._draw(run, update=True)
+        if self._controls is not None:
+            self._controls.show(run)
 
     def close(self, run: Run) -> bool:
         """The final state stays."""
         cut = super().close(run)
+        if self._controls is not None:
+            self._controls.close()
         self._displays.finish()
         self._draw(run, update=True)
         return cut

@@ -63,7 +63,7 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
             _cell("th", "rank", "right", f"{_HEAD};width:{max(5, *(len(row.label) + 1 for row in drawn))}ch"),
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
             _cell("th", "time", "right", f"{_HEAD};width:4em"),
-            _cell("th", "at", "left", f"{_HEAD};width:30%") if live else "",
+            _cell("th", "at", "left", f"{_HEAD};width:{_line_width(run)}ch") if live else "",
             *(_cell("th", name, "right", f"{_HEAD};width:{_NUMBERS[name]}") for name in numbers),
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
@@ -75,6 +75,12 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
             "</div>",
         ]
     )
+
+
+def _line_width(run: Run) -> int:
+    """Characters, for a line of the cell; the same as long as it runs, so that no column ever moves."""
+    longest = max((len(line.strip()) for line in run.source), default=32)
+    return min(max(longest + 5, 14), 42)
 
 
 def _row(row: Row, live: bool, numbers: list[str]) -> str:

@@ -1,0 +1,148 @@
+"""What a person can do to a run while it runs: a Stop button, and a look at one rank's own output.
+
+Only here is ipywidgets imported, and only when a run has lasted for a moment. The controls stand in a display of their
+own, which is emptied at the end: a saved notebook holds no dead widget. Callbacks only note what was asked.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from nbspawn.notebook.pump import CommPump
+from nbspawn.render.lines import LineBuffer, strip_ansi
+from nbspawn.status import Run
+from nbspawn.views import log_path
+
+DELAY = 1.0  # seconds: a run that is over sooner needs no controls
+_ANSWER = 3.0  # seconds in which a front end that shows widgets says so
+_REFRESH = 0.5  # seconds between two looks at the chosen rank's log
+_TAIL = 16_000  # bytes of it
+_ALL = -1
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+_PANE = (
+    "max-height:240px;overflow:auto;margin:2px 0;padding:4px 8px;font-size:var(--jp-code-font-size,13px);"
+    "font-family:var(--jp-code-font-family,monospace);line-height:1.3;border:1px solid var(--jp-border-color2,#8886);"
+    "color:var(--jp-ui-font-color1,inherit);background:var(--jp-layout-color1,transparent);white-space:pre-wrap"
+)
+
+
+class Controls:
+    """``publish`` is the shell's display publisher. ``stops`` counts the presses of Stop."""
+
+    def __init__(self, kernel: Any, publish: Callable[..., None]) -> None:
+        self.stops = 0
+        self._pump = CommPump(kernel)
+        self._publish = publish
+        self._id = f"nbspawn-{uuid.uuid4().hex}"
+        self._panel: _Panel | None = None
+        self._shown_at = 0.0
+        self._given_up = not self._pump.works
+
+    def open(self) -> None:
+        """Keep the place, so that the controls stand below the table and above what the ranks print."""
+        if not self._given_up:
+            self._draw({}, update=False)
+
+    def show(self, run: Run) -> None:
+        """Some times a second."""
+        now = time.monotonic()
+        if self._given_up or now - run.started < DELAY:
+            return
+        if self._panel is None:
+            self._panel = _Panel(len(run.ranks), self._stop)
+            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
+            self._shown_at = now
+        self._pump()
+        if self._panel.answered:
+            self._panel.refresh(run, self.stops, now)
+        elif now - self._shown_at > _ANSWER:
+            self.close()
+
+    def close(self) -> None:
+        """Leave nothing behind, and let the kernel have the messages that were not for us."""
+        if self._given_up:
+            return
+        self._given_up = True
+        if self._panel is not None:
+            self._draw({}, update=True)
+            self._panel.close()
+        self._pump.close()
+
+    def _stop(self) -> None:
+        self.stops += 1
+
+    def _draw(self, data: dict[str, Any], update: bool) -> None:
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+
+
+class _Panel:
+    """The widgets."""
+
+    def __init__(self, nprocs: int, stop: Callable[[], None]) -> None:
+        import ipywidgets  # type: ignore[import-untyped]
+
+        self._stop = ipywidgets.Button(
+            description="Stop", icon="stop", tooltip="KeyboardInterrupt in every rank", layout={"width": "auto"}
+        )
+        self._stop.on_click(lambda button: stop())
+        self._choice = ipywidgets.Dropdown(
+            options=[("output of all ranks", _ALL), *((f"output of rank {rank}", rank) for rank in range(nprocs))],
+            layout={"width": "auto"},
+        )
+        self._pane = ipywidgets.HTML(layout={"display": "none", "width": "100%"})
+        row = ipywidgets.HBox([self._stop, self._choice])
+        self._box = ipywidgets.VBox([row, self._pane])
+        self._box._view_count = 0  # from then on the front end says how often it shows this
+        self._widgets = [self._stop, self._choice, self._pane, row, self._box]
+        self._looked = 0.0
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The mime bundle's part that shows it."""
+        return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+
+    @property
+    def answered(self) -> bool:
+        """Does a front end show it?"""
+        return bool(self._box._view_count)
+
+    def refresh(self, run: Run, stops: int, now: float) -> None:
+        """Say what the button does next, and show the chosen rank's newest output."""
+        if stops and self._stop.description == "Stop":
+            self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
+        if now - self._looked < _REFRESH:
+            return
+        self._looked = now
+        rank = self._choice.value
+        self._pane.layout.display = "none" if rank == _ALL else ""
+        if rank != _ALL:
+            text = _tail(log_path(run, rank))
+            shown = f'<pre style="{_PANE}">{escape(text) or "nothing yet"}</pre>'
+            if shown != self._pane.value:
+                self._pane.value = shown
+
+    def close(self) -> None:
+        for widget in self._widgets:
+            for part in (widget.layout, getattr(widget, "style", None)):
+                if part is not None and hasattr(part, "close"):
+                    part.close()
+            widget.close()
+
+
+def _tail(path: str) -> str:
+    """The end of a log, as a terminal would show it."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _TAIL))
+            data = log.read()
+    except FileNotFoundError:
+        return ""
+    lines = LineBuffer()
+    told, current = lines.feed(data)
+    return strip_ansi("\n".join([*told, current]))
