@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nbspawn import views
 from nbspawn.engine.base import Engine
@@ -14,6 +14,7 @@ from nbspawn.engine.launch import Job, Options, settle, start
 from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
 from nbspawn.messages import Event, InputRequest
 from nbspawn.results import Results
+from nbspawn.stall import stall
 from nbspawn.status import Run, answered, reduce
 from nbspawn.views import View
 
@@ -93,7 +94,7 @@ class _Watch:
             for event in events:
                 if isinstance(event, InputRequest):
                     run = self._ask(run, event)
-            self._decide()
+            run = self._decide(run)
         return run
 
     def _fold(self, run: Run, events: Sequence[Event]) -> Run:
@@ -112,7 +113,15 @@ class _Watch:
         self._context.send(request.rank, reply)
         return answered(run, request.rank, time.monotonic())
 
-    def _decide(self) -> None:
+    def _decide(self, run: Run) -> Run:
+        """Who has to be stopped now. What stood still until then is noted, and stays."""
+        was_stopping = self._context.stopping
+        self._stop_who_must()
+        if self._context.stopping and not was_stopping and (why := stall(run, time.monotonic(), views.source)):
+            return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
+        return run
+
+    def _stop_who_must(self) -> None:
         context, grace = self._context, self._session.grace_period
         presses = self._interrupted.count + self._view.stops
         if presses > self._presses:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 from kernels import Kernel, Reply, plain, ranks_in
 
@@ -221,6 +222,32 @@ if rank == 3: raise KeyError('after the flood')"""
     assert len(reply.text().encode()) < 250_000
     logs = re.search(r"Full logs: (\S+)", reply.traceback)
     assert logs and len(Path(logs[1], "rank-0.log").read_text().splitlines()) == 10_000
+
+
+def test_two_million_lines(kernel: Kernel) -> None:
+    """The error still arrives, the logs are whole, the notebook stays small, and the kernel's memory flat."""
+    before = psutil.Process(kernel.pid).memory_info().rss
+    cell = kernel.submit(
+        "%%spawn 4\nfor i in range(500_000): print(f'rank {rank} line {i}')\nif rank == 3: raise KeyError('after it')"
+    )
+    most = before
+
+    def over() -> bool:
+        nonlocal most
+        most = max(most, psutil.Process(kernel.pid).memory_info().rss)
+        return cell.over
+
+    cell._read(over, "the cell ends", 120)
+    reply = cell.reply
+    assert reply.evalue == "rank 3 of 4: KeyError: 'after it' (line 3)"
+    assert sum(len(str(output)) for output in reply.saved) < 200_000
+    assert most - before < 60e6
+    logs = re.search(r"Full logs: (\S+)", reply.traceback)
+    assert logs
+    for rank in range(4):
+        with open(Path(logs[1], f"rank-{rank}.log")) as log:
+            assert all(line == f"rank {rank} line {number}\n" for number, line in enumerate(log))
+            assert log.tell() == sum(len(f"rank {rank} line {number}\n") for number in range(500_000))
 
 
 def test_logs_of_a_run_that_was_cut_stay(kernel: Kernel, method: str) -> None:
