@@ -157,9 +157,11 @@ def answered(run: Run, rank: int, now: float) -> Run:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9'."""
+    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9', '32 ranks (0, 2, 4, 6, …)'."""
     ranks = list(ranks)
     parts = ranges(ranks).split(",")
+    if len(parts) > 6:
+        return f"{len(ranks)} ranks ({', '.join(parts[:4])}, …)"
     many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
     return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
 

@@ -119,6 +119,14 @@ def test_several_others_are_grouped() -> None:
     assert told(run, 15.0) == "Rank 0 has waited 14 s in all_reduce (line 3). Ranks 1-3 are at line 4: time.sleep(50)."
 
 
+def test_many_ranks_are_not_all_listed() -> None:
+    events = (at(rank, 3, 1.0, "all_reduce") if rank % 2 else at(rank, 4, 1.0) for rank in range(64))
+    assert told(run_of(*events, nprocs=64), 15.0) == (
+        "32 ranks (1, 3, 5, 7, …) have waited 14 s in all_reduce (line 3). "
+        "32 ranks (0, 2, 4, 6, …) are at line 4: time.sleep(50)."
+    )
+
+
 def test_divergence() -> None:
     run = run_of(*WAIT, at(1, 5, 3.0, "barrier"))
     assert told(run, 15.0) == (

@@ -43,11 +43,6 @@ class Controls:
         self._shown_at = 0.0
         self._given_up = not self._pump.works
 
-    def open(self) -> None:
-        """Keep the place, so that the controls stand below the table and above what the ranks print."""
-        if not self._given_up:
-            self._draw({}, update=False)
-
     def show(self, run: Run) -> None:
         """Some times a second."""
         now = time.monotonic()
@@ -55,7 +50,8 @@ class Controls:
             return
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self._stop)
-            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
+            # Not as the update of an empty place above the output: classic Notebook shows no widget then.
+            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=False)
             self._shown_at = now
         self._pump()
         if self._panel.answered:

@@ -28,7 +28,7 @@ _COLOURS: dict[State, str] = {
 }
 _QUIET = "var(--jp-ui-font-color2,#888)"
 
-_NUMBERS = {"cpu": "3.2em", "memory": "4.6em", "device": "4.6em"}
+_NUMBERS = {"cpu": "3.2em", "memory": "5em", "device": "5em"}
 
 # Front ends style tables of their own accord (JupyterLab: right-aligned, zebra), hence much that looks obvious.
 BOX = (
@@ -60,7 +60,7 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
             f'<div style="{_LINE}" title="{escape(how)}"><b>{ranks}</b> · {time}'
             f' · <span style="color:{_QUIET}">{escape(how)}</span></div>',
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
-            _cell("th", "rank", "right", f"{_HEAD};width:{max(5, *(len(row.label) + 1 for row in drawn))}ch"),
+            _cell("th", "rank", "right", f"{_HEAD};width:{max(6, *(len(row.label) + 2 for row in drawn))}ch"),
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
             _cell("th", "time", "right", f"{_HEAD};width:4em"),
             _cell("th", "at", "left", f"{_HEAD};width:{_line_width(run)}ch") if live else "",
