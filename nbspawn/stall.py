@@ -16,6 +16,7 @@ _LONGER = 2.0  # times the longest wait that this run has seen end
 SILENCE = 3.0  # seconds without a sign of life that are worth telling; a rank gives ten a second
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
+_GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (rank/sampler.py)
 
 
 def stall(run: Run, now: float, source: Source) -> str:
@@ -31,7 +32,12 @@ def stall(run: Run, now: float, source: Source) -> str:
     if others:
         return " ".join([_waiting(run, waiting, now), *_elsewhere(run, others, now, source)])
     calls = {rank.position.call for rank in waiting}
-    if len(calls) > 1 and not calls <= _BETWEEN_TWO and min(now - rank.called for rank in waiting) >= PATIENCE:
+    if (
+        len(calls) > 1
+        and not calls <= _BETWEEN_TWO
+        and not calls & _GUESSED
+        and min(now - rank.called for rank in waiting) >= PATIENCE
+    ):
         where = _waiting(run, waiting, now)
         return f"The ranks have diverged. {where} All ranks have to make the same calls in the same order."
     return ""

@@ -372,6 +372,24 @@ def reduce_when_told(rank: int, go: str) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def ddp_backward_when_told(rank: int, go: str) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if rank == 0:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+    loss.backward()
+
+
+def wait_when_told(rank: int, go: str) -> None:
+    work = dist.all_reduce(torch.ones(1), async_op=True) if rank else None
+    if work is None:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.wait()
+
+
 def reduce_for(rank: int, seconds: float) -> None:
     end = torch.tensor(time.monotonic() + seconds, dtype=torch.float64)
     dist.broadcast(end, 0)

@@ -68,6 +68,25 @@ def test_a_rank_that_waits_in_a_collective_is_told_from_one_that_has_not_arrived
     assert line_of(ranks.reduce_when_told, "time.sleep") in spots
 
 
+@pytest.mark.parametrize(
+    ("function", "call", "line"),
+    [(ranks.ddp_backward_when_told, "backward", "loss.backward()"), (ranks.wait_when_told, "wait", "work.wait()")],
+)
+def test_a_wait_that_no_python_frame_tells_of(function: Any, call: str, line: str, tmp_path: Path) -> None:
+    """In C++, for a rank that has not come so far."""
+    go = tmp_path / "go"
+
+    def act(run: Run) -> None:
+        if run.ranks[1].state == "waiting" and time.monotonic() - run.ranks[1].called > 1.5:
+            go.touch()
+
+    watch = Watch(act)
+    nbspawn.spawn(function, (str(go),), 2, backend="gloo", view=watch, timeout=60)
+    last = [status for status in watch.seen if status.rank == 1 and status.state == "waiting"][-1]
+    assert last.position.call == call
+    assert last.position.frames[-1].line == line_of(function, line)
+
+
 def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
     watch = Watch()
     nbspawn.spawn(ranks.reduce_for, (1.5,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
@@ -88,7 +107,7 @@ def test_gauges() -> None:
     watch = Watch()
     nbspawn.spawn(ranks.work_for, (2.5, 300_000_000), nprocs=1, start_method="fork", view=watch)
     known = [status for status in watch.seen if status.cpu is not None]
-    assert known[-1].cpu == pytest.approx(1.0, abs=0.3)
+    assert known[-1].cpu is not None and 0.2 < known[-1].cpu < 1.3  # the machine may have other things to do
     assert known[-1].memory is not None and 300e6 < known[-1].memory < 2e9
     assert known[-1].device_memory == -1
 

@@ -136,6 +136,10 @@ def test_divergence() -> None:
     assert told(run, 7.0) == "", "rank 1 has only just arrived"
 
 
+def test_a_backward_may_only_compute_on_a_device() -> None:
+    assert told(run_of(*WAIT, at(1, 4, 1.0, "backward")), 60.0) == ""
+
+
 def test_send_and_recv_belong_together() -> None:
     run = run_of(at(0, 3, 1.0, "send"), at(1, 5, 1.0, "recv"), nprocs=2)
     assert told(run, 60.0) == ""

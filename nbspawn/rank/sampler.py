@@ -6,6 +6,7 @@ It reads the main thread's stack. A look takes 0.2 ms of a processor, most of it
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from nbspawn.messages import Frame, Position, RunCell, Sampled
 from nbspawn.rank.channel import Channel
@@ -35,6 +37,10 @@ COLLECTIVES = frozenset(
     "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
     "send_object_list split_group".split()
 )
+# DistributedDataParallel's backward waits for other ranks in C++, where no Python frame tells of it, and so does wait()
+# of what an asynchronous collective returned. It is taken for that when the thread has not computed for a while.
+_MAY_WAIT = frozenset({"backward", "wait"})
+_IDLE = 1.0  # seconds
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
 _RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
@@ -75,8 +81,9 @@ class Sampler:
 
     def run(self) -> None:
         """Look, add up, tell."""
-        position, since = Position(), time.monotonic()
-        looked, used, measured = since, time.clock_gettime(self._clock), since
+        seen = position = Position()
+        since = time.monotonic()
+        looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
         told, told_at = (position, since), since
         while not self.going_on.acquire(timeout=INTERVAL):
             now = time.monotonic()
@@ -87,8 +94,11 @@ class Sampler:
             used_before, used = used, time.clock_gettime(self._clock)
             # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
             worked = used - used_before > (now - looked) / 10
-            if here != position or (fresh if here.call else worked):
-                position, since = here, looked
+            if here != seen or (fresh if here.call else worked):
+                seen, since = here, looked
+            if worked or since == looked:
+                idle_since = now
+            position = here = _waiting(here) if now - idle_since >= _IDLE else here
             self._spent[here] = self._spent.get(here, 0.0) + now - looked
             looked = now
             if (position, since) != told and now - told_at >= self._report and self._tell(now, position, since):
@@ -134,6 +144,16 @@ class Sampler:
             own = file in self._cells or file.startswith("<ipython-input") or not _LIBRARY.match(file)
             self._own[file] = own
         return own
+
+
+def _waiting(position: Position) -> Position:
+    """What an idle rank that is a member of a group is likely to wait for."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return position
+    if not position.call and position.frames and ".wait(" in linecache.getline(*position.frames[-1][:2]):
+        return position._replace(call="wait", collective=True)
+    return position._replace(collective=position.collective or position.call in _MAY_WAIT)
 
 
 def _is_collective(frame: FrameType) -> bool:
