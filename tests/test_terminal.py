@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pexpect
@@ -14,6 +15,10 @@ import psutil
 import pytest
 from kernels import wait_until
 from leftovers import gone
+
+from nbspawn.notebook.console import ConsoleView
+from nbspawn.render.lines import strip_ansi
+from nbspawn.status import Run
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
 _CODES = r"(?:\x1b\[[0-9;?]*[A-Za-z])*"
@@ -172,3 +177,18 @@ def test_no_rank_outlives_ipython(tmp_path: Path) -> None:
     pids = [int(pid) for pid in re.findall(r"^\[\d\] +pid (\d+)", done.stdout, re.MULTILINE)]
     assert len(pids) == 4, done.stdout + done.stderr
     assert gone(pids, 3)
+
+
+def test_a_long_sentence_is_erased_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is drawn in place, so its height must be what the terminal makes of it."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "40")
+    view = ConsoleView(live=True)
+    run = replace(Run.new(2, "fork", "", "/tmp", 0.0), notes=("Ranks wait for each other. " * 5,))
+    view.open(run)
+    view._draw(run)
+    drawn = capsys.readouterr().out
+    assert all(len(strip_ansi(line)) < 60 for line in drawn.splitlines())
+    assert len(drawn.splitlines()) == 7
+    view._draw(run)
+    assert capsys.readouterr().out.startswith("\x1b[7F\x1b[J")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
 from nbspawn.messages import DisplayData, Event, InputReply, InputRequest, Printed
 from nbspawn.render import profile, text
+from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run
 from nbspawn.views import HOLD, StreamView, source
 
@@ -70,11 +72,17 @@ class ConsoleView(StreamView):
         self._drawn, self._drawn_at = run, time.monotonic()
         if self._table:
             columns, rows = shutil.get_terminal_size()
-            lines = text.table(run, self._drawn_at, width=columns - 1, color=self._live, source=source).split("\n")
+            drawn = text.table(run, self._drawn_at, width=columns - 1, color=self._live, source=source).split("\n")
+            # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one.
+            lines = [part for line in drawn for part in _wrapped(line, columns - 1)]
             # A table higher than the screen would scroll, and what has scrolled cannot be erased.
             shown = lines if run.over else lines[: max(1, rows - 2)]
             print("\n".join(shown), flush=True)
             self._height = 0 if run.over or not self._live else len(shown)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width) if len(strip_ansi(line)) > width else [line]
 
 
 def _as_text(event: Printed | DisplayData) -> Printed:
