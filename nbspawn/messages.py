@@ -126,7 +126,7 @@ class Position(NamedTuple):
 @dataclass(frozen=True)
 class Sampled:
     """Where the rank is, in the same call ``since`` then; and the seconds that it has spent at each position since the
-    last such message. Sent when the position has changed, at a bounded rate."""
+    last such message. Sent when the position has changed, at a bounded rate, and every two seconds."""
 
     rank: int
     time: float

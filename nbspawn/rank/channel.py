@@ -9,7 +9,7 @@ import struct
 import termios
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Channel:
         )
         self.sending = 0
         self.on_sent: list[Any] = []
+        self.on_leaving: list[Callable[[], None]] = []
+        """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
 
     @contextmanager
     def _whole_frame(self) -> Iterator[None]:

@@ -93,6 +93,8 @@ def _leave(channel: Channel, ended: Event) -> NoReturn:
     """Report, flush, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could wait for a peer."""
     stdio.flush()
     channel.send(ended)
+    for say in channel.on_leaving:
+        say()
     channel.close()
     os._exit(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
 

@@ -26,6 +26,8 @@ from nbspawn.rank.launch import RankInfo
 INTERVAL = 0.1  # seconds between two looks
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _REPORT = 0.2  # seconds between two messages, at least; more with many ranks, so that the kernel's cost is bounded
+_LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
+_LAST_WORD = 0.2  # seconds that a rank which has failed waits for the thread
 _REPORT_A_RANK = 0.01
 _DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
 
@@ -56,9 +58,15 @@ def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
     sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's may be long in coming
     thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
     thread.start()
+
+    def end() -> None:
+        if thread.is_alive():
+            sampler.going_on.release()
+            thread.join(_LAST_WORD)
+
+    channel.on_leaving.append(end)
     yield
-    sampler.going_on.release()
-    thread.join()
+    end()
 
 
 class Sampler:
@@ -101,7 +109,8 @@ class Sampler:
             position = here = _waiting(here) if now - idle_since >= _IDLE else here
             self._spent[here] = self._spent.get(here, 0.0) + now - looked
             looked = now
-            if (position, since) != told and now - told_at >= self._report and self._tell(now, position, since):
+            due = self._report if (position, since) != told else _LATEST
+            if now - told_at >= due and self._tell(now, position, since):
                 told, told_at = (position, since), now
         self._tell(time.monotonic(), position, since)
 
