@@ -214,11 +214,13 @@ for i in range(10_000): print(f'rank {{rank}} line {{i}} ' + 'x' * 20)"""
 
 
 def test_the_error_arrives_behind_a_flood(kernel: Kernel, method: str) -> None:
-    cell = f"""%%spawn 4 -m {method}
+    cell = f"""%%spawn 4 -m {method} -b gloo
+import torch.distributed as dist
 for i in range(10_000): print(f'rank {{rank}} line {{i}} ' + 'x' * 20)
+dist.barrier()
 if rank == 3: raise KeyError('after the flood')"""
     reply = kernel.execute(cell)
-    assert reply.evalue == "rank 3 of 4: KeyError: 'after the flood' (line 3)"
+    assert reply.evalue == "rank 3 of 4: KeyError: 'after the flood' (line 5)"
     assert len(reply.text().encode()) < 250_000
     logs = re.search(r"Full logs: (\S+)", reply.traceback)
     assert logs and len(Path(logs[1], "rank-0.log").read_text().splitlines()) == 10_000
@@ -228,7 +230,9 @@ def test_two_million_lines(kernel: Kernel) -> None:
     """The error still arrives, the logs are whole, the notebook stays small, and the kernel's memory flat."""
     before = psutil.Process(kernel.pid).memory_info().rss
     cell = kernel.submit(
-        "%%spawn 4\nfor i in range(500_000): print(f'rank {rank} line {i}')\nif rank == 3: raise KeyError('after it')"
+        "%%spawn 4 -b gloo\nimport torch.distributed as dist\n"
+        "for i in range(500_000): print(f'rank {rank} line {i}')\n"
+        "dist.barrier()\nif rank == 3: raise KeyError('after it')"
     )
     most = before
 
@@ -239,7 +243,7 @@ def test_two_million_lines(kernel: Kernel) -> None:
 
     cell._read(over, "the cell ends", 120)
     reply = cell.reply
-    assert reply.evalue == "rank 3 of 4: KeyError: 'after it' (line 3)"
+    assert reply.evalue == "rank 3 of 4: KeyError: 'after it' (line 5)"
     assert sum(len(str(output)) for output in reply.saved) < 200_000
     assert most - before < 60e6
     logs = re.search(r"Full logs: (\S+)", reply.traceback)
