@@ -9,9 +9,8 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
   ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
   ``Exited`` comes last and is the engine's own word, not the rank's.
 - ``Printed`` comes from the rank's log file (engine/logs.py) and ``Measured`` from its gauges, never over the channel.
-  Events that carry ``offset``
-  say how long the log was when they were sent: the engine hands out the log up to there before the event, so that
-  prints and displays keep their order exactly.
+  Events that carry ``offset`` say how long the log was when they were sent: the engine hands out the log up to there
+  before the event, so that prints and displays keep their order exactly.
 - nothing is promised between ranks, but ``time`` is CLOCK_MONOTONIC in seconds and comparable on one host.
 """
 

@@ -38,7 +38,8 @@ class Profile:
         self._cell = cell
         self.totals: dict[int, float] = {}
         """Seconds by rank."""
-        self._lines: dict[Frame | None, Line] = {}
+        self.lines: dict[Frame | None, Line] = {}
+        """None is what is not in the person's code."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Count the samples among the events."""
@@ -47,14 +48,7 @@ class Profile:
                 for position, seconds in event.spent:
                     self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
                     frame, below = self._split(position.frames)
-                    self._lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
-
-    def lines(self) -> list[Line]:
-        """By file and line; what is not in the person's code comes last."""
-        return sorted(
-            self._lines.values(),
-            key=lambda line: (line.frame is None, line.frame and (line.frame.file, line.frame.line)),
-        )
+                    self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
 
     def _split(self, frames: tuple[Frame, ...]) -> tuple[Frame | None, tuple[Frame, ...]]:
         """The line that a position counts to (the innermost of the cell, or of a function the outermost), as a frame

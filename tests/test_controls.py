@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,32 +115,46 @@ def test_the_second_stop_kills(kernel: Kernel) -> None:
     assert reply.table["text/plain"].count("killed") == 2
 
 
-def test_one_ranks_output(kernel: Kernel) -> None:
-    front = FrontEnd(kernel, "%%spawn 2\nimport time\nprint(f'<b>only {rank}</b>')\ntime.sleep(4)")
+UNTIL_TOLD = """%%spawn 2
+import os, time
+print(f'<b>only {{rank}}</b>')
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+"""
+
+
+def test_one_ranks_output(kernel: Kernel, tmp_path: Path) -> None:
+    front = FrontEnd(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
     front.answer()
     front.until(lambda: "HTMLModel" in str(front.models), "the pane is there")
     front.choose(2)
     pane = front.find("HTMLModel")
     front.until(lambda: "only 1" in front.models[pane]["value"], "the pane shows rank 1")
     assert "&lt;b&gt;only 1" in front.models[pane]["value"] and "only 0" not in front.models[pane]["value"]
+    (tmp_path / "go").touch()
     assert front.cell.wait().status == "ok"
 
 
-def test_queued_cells_run_in_their_order(kernel: Kernel) -> None:
+def test_queued_cells_run_in_their_order(kernel: Kernel, tmp_path: Path) -> None:
     assert kernel.execute("order = []").status == "ok"
-    front = FrontEnd(kernel, "%%spawn 2\nimport time\ntime.sleep(3)")
-    front.answer()
+    front = FrontEnd(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
     queued = [kernel.submit(f"order.append({number})") for number in range(3)]
+    front.answer()
+    front.choose(1)
+    pane = front.find("HTMLModel")
+    front.until(lambda: "only 0" in front.models[pane]["value"], "a choice that came after them was heard")
+    (tmp_path / "go").touch()
     assert front.cell.wait().status == "ok"
     assert [cell.wait().status for cell in queued] == ["ok"] * 3
     assert kernel.value("order") == [0, 1, 2]
 
 
-def test_a_front_end_that_shows_no_widgets(kernel: Kernel) -> None:
-    front = FrontEnd(kernel, "%%spawn 2\nimport time\ntime.sleep(6)")
+def test_a_front_end_that_shows_no_widgets(kernel: Kernel, tmp_path: Path) -> None:
+    front = FrontEnd(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
     front.view()
     front.until(lambda: not front.models, "they go again")
     gone_again(front.cell)
+    (tmp_path / "go").touch()
     assert front.cell.wait().status == "ok"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kernels import lives, wait_gone
@@ -129,8 +130,9 @@ dist.barrier()"""
     expect(notebook.outputs(2)).to_have_text("42")
 
 
-def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab) -> None:
-    cell = "%%spawn 2\nimport time\ntime.sleep(3)"
+def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    cell = f"%%spawn 2\nimport os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
     notebook = lab.open(
         "queued.ipynb", LOAD + "\norder = []", cell, "order.append('first')", "order.append('next')", "order"
     )
@@ -139,6 +141,7 @@ def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab) -> None:
     expect(notebook.outputs(1).get_by_role("button", name="Stop")).to_be_visible()
     for number in (2, 3, 4):
         notebook.start(number, queue=True)
+    go.touch()
     notebook.wait()
     expect(notebook.outputs(4)).to_have_text("['first', 'next']")
     expect(notebook.outputs(1).nth(0)).to_contain_text("✓ done")

@@ -128,7 +128,7 @@ def test_the_samples_add_up_to_the_time_at_each_line() -> None:
     profile = Profile(None)
     profile.add(watch.events)
     assert 1.8 <= profile.totals[0] <= took
-    seconds = {line.frame.line: line for line in profile.lines() if line.frame is not None}
+    seconds = {line.frame.line: line for line in profile.lines.values() if line.frame is not None}
     first = seconds[line_of(ranks.two_steps, "pause(first)")]
     assert first.seconds[0] == pytest.approx(1.5, abs=0.3)
     assert seconds[line_of(ranks.two_steps, "time.sleep(second)")].seconds[0] == pytest.approx(0.5, abs=0.3)

@@ -165,13 +165,14 @@ def test_auto_forks_where_it_is_safe_until_the_server_is_warm(monkeypatch: pytes
 
 OPENMP = """
 import sys, torch, nbspawn, rank_functions as ranks
-from nbspawn.engine import fork_safety, launch
+from nbspawn.engine import fork_safety, launch, start_method
 if __name__ == "__main__":
     torch.set_num_threads(2)
     ranks.parallel_operation(0)  # the kernel's pool has its threads now, which no fork copies
     if sys.argv[1] == "without":
         fork_safety.pause_openmp = lambda: None
         fork_safety.openmp_can_be_paused = lambda: True
+        start_method.probe_if_changed = lambda: []  # it would find out
     try:
         print(list(nbspawn.spawn(ranks.parallel_operation, nprocs=2, threads=2, start_method="fork", timeout=5,
                                  grace_period=0.5)))
@@ -219,6 +220,26 @@ def test_probe_names_where_a_forked_process_hangs(monkeypatch: pytest.MonkeyPatc
         (sentence,) = fork_safety.probe()
     line = wait_for_it.__code__.co_firstlineno + 1
     assert sentence.endswith(f"(it waits in wait_for_it (test_start_method.py, line {line}))")
+
+
+def test_fork_as_asked_is_tried_once_and_again_when_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    trial = fork_safety._try_torch
+    monkeypatch.setattr(fork_safety, "_found_safe", None)
+    monkeypatch.setattr(fork_safety, "_in_forked_child", lambda question: tried.append(question) or [])
+    for _ in range(3):
+        assert chosen(requested="fork").method == "fork"
+    assert tried == [trial]
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert chosen(requested="fork").method == "fork"
+    assert tried == [trial] * 2
+    monkeypatch.setattr(fork_safety, "_in_forked_child", lambda question: ["a forked process hangs in torch"])
+    done.set()
+    thread.join()
+    with pytest.raises(nbspawn.StartError, match="fork cannot work here: a forked process hangs.*-m forkserver"):
+        nbspawn.spawn(ranks.succeed, nprocs=2, start_method="fork")
 
 
 def test_probe_of_a_hang_within_fork(monkeypatch: pytest.MonkeyPatch) -> None:

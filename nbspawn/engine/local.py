@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
@@ -12,7 +11,7 @@ from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn.engine import failures, inherited, positions
+from nbspawn.engine import failures, inherited, positions, signals
 from nbspawn.engine.channel import Hub
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.guard import guard
@@ -180,7 +179,7 @@ class LocalContext(ProcessContext):
             self._selector.unregister(process.sentinel)
         self._hub.drain()
         self._events += self._tails[rank].read_to(None)
-        _kill_group(process.pid)
+        signals.kill_group(process.pid)
         moment = time.monotonic()
         self._events.append(Exited(rank, moment, process.exitcode))
         self._note_exit(rank, process.exitcode, moment)
@@ -257,7 +256,7 @@ class LocalContext(ProcessContext):
             elif rank not in self.outcomes:
                 self._stopped[rank] = how
             self._events.append(Stopping(rank, time.monotonic(), how))
-            (_send_to_main_thread if number == signal.SIGINT else _send)(process.pid, number)
+            (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(process.pid, number)
 
     # ------------------------------------------------------------ where ranks stand
 
@@ -266,7 +265,7 @@ class LocalContext(ProcessContext):
         for rank in self.sentinels.values():
             if rank in self._started and rank not in self.outcomes and self.processes[rank].exitcode is None:
                 self._asked.add(rank)
-                _send_to_main_thread(self.processes[rank].pid, stacks.SIGNAL)
+                signals.send_to_main_thread(self.processes[rank].pid, stacks.SIGNAL)
 
     def stacks(self, ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
@@ -353,35 +352,3 @@ class LocalContext(ProcessContext):
         if not self._closed:
             self._closed = True
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))
-
-
-def _send(pid: int, number: int) -> None:
-    """SIGTERM and SIGKILL go to the rank's group, so that its children go too; before it has one, to the rank."""
-    try:
-        if number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(pid, number)
-                return
-            except ProcessLookupError:
-                pass
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # ended in this moment
-
-
-def _send_to_main_thread(pid: int, number: int) -> None:
-    """A signal to the process may land in a thread of OpenMP or gloo, which has no Python stack to tell of, and whose
-    interruption does not wake the main thread from a system call."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "tgkill"):  # glibc 2.30
-        libc.tgkill(pid, pid, int(number))
-    else:
-        _send(pid, number)
-
-
-def _kill_group(pid: int) -> None:
-    """A rank that has ended takes its children along: DataLoader workers, `!cmd &`, subprocesses."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass

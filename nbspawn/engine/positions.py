@@ -35,23 +35,18 @@ def read(path: Path, cell: str | None) -> Position | None:
     except FileNotFoundError:
         return None
     frames = _frames(text)
-    if not frames:
-        return None
+    if cell is None or not frames:
+        return innermost(text)
     in_cell = [frame for frame in frames if frame["file"] == cell]
-    line = int(in_cell[0]["line"]) if in_cell else None
-    if cell is not None:
-        return Position(line, frames[0]["name"] if in_cell else "", "")
-    return innermost(text)
+    return Position(int(in_cell[0]["line"]), frames[0]["name"], "") if in_cell else Position(None, "", "")
 
 
 def innermost(text: str) -> Position | None:
     """The function at the top of the last stack in what faulthandler wrote; None if there is none."""
     frames = _frames(text)
-    return (
-        Position(None, frames[0]["name"], f"{Path(frames[0]['file']).name}, line {frames[0]['line']}")
-        if frames
-        else None
-    )
+    if not frames:
+        return None
+    return Position(None, frames[0]["name"], f"{Path(frames[0]['file']).name}, line {frames[0]['line']}")
 
 
 def _frames(text: str) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbspawn.engine.fork_safety import fork_hazards, held_locks, poisoned_runtimes, unsafe_to_fork
+from nbspawn.engine.fork_safety import fork_hazards, held_locks, poisoned_runtimes, probe_if_changed, unsafe_to_fork
 from nbspawn.engine.forkserver import FORKSERVER, SPAWN, server
 from nbspawn.errors import PayloadError, StartError, UsageError
 
@@ -49,7 +49,7 @@ def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, obje
     if requested == "fork":
         if locks := held_locks(variables):
             raise StartError(f"fork cannot work here: {_join(locks)}. Release it first, or create it inside the cell.")
-        hazards = fork_hazards() + poisoned_runtimes()
+        hazards = fork_hazards() + poisoned_runtimes() or probe_if_changed()
         if hazards:
             raise StartError(
                 f"fork cannot work here: {_join(hazards)}. Use -m forkserver (the default finds it by itself), or "

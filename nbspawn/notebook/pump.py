@@ -54,17 +54,12 @@ class CommPump:
             stream._run_callback(stream._recv_callback, frames)
 
     def _take(self, frames: Sequence[Any]) -> None:
-        session = self._kernel.session
-        parts = session.feed_identities([getattr(frame, "bytes", frame) for frame in frames])[1]
-        # Only a look: deserialize() checks the signature, and takes the same one for a replay the next time.
-        if session.unpack(parts[1]).get("msg_type") in _COMM:
-            self._handle(frames)
-        else:
-            self._kept.append(frames)
-
-    def _handle(self, frames: Sequence[Any]) -> None:
         kernel = self._kernel
         idents, parts = kernel.session.feed_identities([getattr(frame, "bytes", frame) for frame in frames])
+        # Only a look: deserialize() checks the signature, and takes the same one for a replay the next time.
+        if kernel.session.unpack(parts[1]).get("msg_type") not in _COMM:
+            self._kept.append(frames)
+            return
         message = kernel.session.deserialize(parts)
         # The front end sends a widget's next change only after the kernel was idle again after the last.
         kernel._publish_status("busy", "shell", parent=message)

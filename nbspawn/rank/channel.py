@@ -73,7 +73,7 @@ class Channel:
                 return False
             self._socket.sendall(encode(event))
             return True
-        except (BrokenPipeError, ConnectionResetError, OSError):
+        except OSError:
             return False
         finally:
             self._send_lock.release()

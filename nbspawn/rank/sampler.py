@@ -82,7 +82,9 @@ class Sampler:
         self._cells = {command.filename, *command.sources} if isinstance(command, RunCell) else set()
         self.gauges = Gauges(info.launch.files.gauges, info.rank)
         self._main = threading.main_thread().ident
-        self._clock = time.pthread_getcpuclockid(self._main) if self._main is not None else time.CLOCK_MONOTONIC
+        # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
+        of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
+        self._clock = of_thread(self._main)
         self._report = max(_REPORT, _REPORT_A_RANK * info.launch.world_size)
         self._own: dict[str, bool] = {}
         self._spent: dict[Position, float] = {}

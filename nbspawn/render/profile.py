@@ -105,7 +105,7 @@ def _headings(profile: Profile) -> list[str]:
 
 
 def _rows(profile: Profile, run: Run, source: Source) -> Iterator[_Row]:
-    lines = {line.frame: line for line in profile.lines()}
+    lines = dict(profile.lines)
     least = _LEAST_SHARE * max(profile.totals.values())
     whole = run.cell is not None and len(run.source) <= _MAX_LINES
     if whole:
