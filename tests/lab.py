@@ -1,4 +1,4 @@
-"""Drives a real JupyterLab in Debian's Chromium: opens notebooks, runs cells, presses buttons, reads what is shown."""
+"""Drives a real JupyterLab or Notebook 7 in Debian's Chromium: opens notebooks, runs cells, presses buttons, reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import nbformat
 from kernels import PATIENCE, wait_until
@@ -17,15 +17,18 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 
+App = Literal["lab", "notebook"]
+
 expect.set_options(timeout=PATIENCE * 1000)
 
 
 class Lab:
-    """A JupyterLab server on a port of its own choice, and a browser window."""
+    """A Jupyter server on a port of its own choice, and a browser window with JupyterLab or Notebook 7."""
 
-    def __init__(self, folder: Path, page: Page) -> None:
+    def __init__(self, folder: Path, page: Page, app: App) -> None:
         self.folder = folder
         self.page = page
+        self._app = app
         self.url = ""
         page.set_default_timeout(PATIENCE * 1000)
 
@@ -43,6 +46,7 @@ class Lab:
             "ServerApp.root_dir": str(self.folder),
             "IdentityProvider.token": "",
             "LabApp.expose_app_in_browser": "True",
+            "JupyterNotebookApp.expose_app_in_browser": "True",
             "LabApp.news_url": "",
             "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
         }
@@ -73,7 +77,7 @@ class Lab:
 
     def reopen(self, name: str) -> Notebook:
         """Open a notebook that is there, in a window that has nothing else open."""
-        self.page.goto(f"{self.url}lab/tree/{name}?reset")
+        self.page.goto(f"{self.url}lab/tree/{name}?reset" if self._app == "lab" else f"{self.url}notebooks/{name}")
         self.page.wait_for_function(f"() => window.jupyterapp && {_PANEL}?.context?.isReady")
         return Notebook(self, name)
 
@@ -132,13 +136,13 @@ class Notebook:
 
 
 @contextmanager
-def open_lab(folder: Path) -> Iterator[Lab]:
+def open_lab(folder: Path, app: App = "lab") -> Iterator[Lab]:
     """A server and a browser."""
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         try:
-            with Lab(folder, browser.new_page(viewport={"width": 1200, "height": 900})).serving() as lab:
+            with Lab(folder, browser.new_page(viewport={"width": 1200, "height": 900}), app).serving() as lab:
                 yield lab
         finally:
             browser.close()

@@ -1,4 +1,4 @@
-"""A person in JupyterLab: what is seen under a cell, what Stop does, what stays without a kernel."""
+"""A person in JupyterLab, and in Notebook 7: what is seen under a cell, what Stop does, what stays without a kernel."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not os.path.exists(CHROMIUM), reason="needs Debi
 LOAD = "%load_ext nbspawn"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with open_lab(tmp_path_factory.mktemp("lab")) as lab:
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def lab(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("lab"), request.param) as lab:
         yield lab
 
 
@@ -120,7 +120,14 @@ dist.barrier()"""
     expect(outputs.locator(".jupyter-widgets pre")).to_have_text(f"pid {pids[1]} of rank 1")
     expect(table).to_contain_text("Rank 0 has waited")
     expect(table).to_contain_text("in barrier (line 6). Rank 1 is at line 5: time.sleep(600).")
-    outputs.get_by_role("button", name="Stop").click()
+    stop = outputs.get_by_role("button", name="Stop")
+    table_box, stop_box, printed_box = (shown.bounding_box() for shown in (table, stop, printed))
+    assert table_box and stop_box and printed_box
+    assert table_box["y"] < stop_box["y"] < printed_box["y"]
+    columns = [column.bounding_box() for column in table.locator("th").all()]
+    assert all(column and column["width"] > 30 for column in columns)
+    assert columns[-1] and columns[-1]["width"] > 180, "what a rank wrote last can be read"
+    stop.click()
     notebook.wait()
     expect(outputs.last).to_contain_text("KeyboardInterrupt: the ranks were stopped.")
     expect(outputs.locator("button")).to_have_count(0)

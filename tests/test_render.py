@@ -55,11 +55,11 @@ def a_run() -> Run:
 def test_the_text_table() -> None:
     assert text.table(a_run(), 112.4, width=80).splitlines() == [
         "4 ranks · fork server: everything that the cell uses can travel · 12.4 s",
-        "rank  state        time  last line, result or error",
-        "   0  ● running  12.4 s  epoch 2: 61 %",
-        "   1  ● running  12.4 s  オレンジ オレンジ オレンジ オレンジ オレンジ オレンジ…",
-        "   2  ✗ failed    3.1 s  KeyError: '<b>hieght' (line 8)",
-        "   3  ✓ done      2.5 s  0.25",
+        "rank  state      at  last line, result or error",
+        "   0  ● running      epoch 2: 61 %",
+        "   1  ● running      オレンジ オレンジ オレンジ オレンジ オレンジ オレンジ オレ…",
+        "   2  ✗ failed       KeyError: '<b>hieght' (line 8)",
+        "   3  ✓ done         0.25",
     ]
 
 
@@ -112,7 +112,7 @@ def test_many_ranks_share_rows() -> None:
         ("2", "running", "line 2"),
         ("4", "running", "line 4"),
         ("3", "killed", "SIGTERM by nbspawn (a peer failed)"),
-        ("5-19,21-39,41-63", "done", ""),
+        ("5-19,… (57)", "done", ""),
     ]
 
 
@@ -176,13 +176,43 @@ class Cells(HTMLParser):
 def test_the_html_says_what_the_text_says() -> None:
     for run in (a_run(), big_run()):
         cells = Cells(html.table(run, 112.4)).cells
-        assert cells[:5] == ["rank", "state", "time", "at", "last line, result or error"]
+        assert cells[:4] == ["rank", "state", "at", "last line, result or error"]
         for index, row in enumerate(text.rows(run, 112.4), start=1):
-            label, state, time, at, said = cells[5 * index : 5 * index + 5]
+            label, state, at, said = cells[4 * index : 4 * index + 4]
             assert at == ""
             assert (label, state) == (row.label, f"{text.MARKS[row.state]} {row.state}")
-            assert time == text.duration(row.seconds)
             assert said.startswith(row.text[:70])
+
+
+def test_in_the_end_each_rank_has_its_time() -> None:
+    run = run_of(2, *(Returned(rank, 102.0 + rank, Answer(rank), 0) for rank in range(2)))
+    run = reduce(reduce(run, Exited(0, 103.5, 0), 103.5), Exited(1, 103.5, 0), 103.5)
+    assert text.table(run, 112.4).splitlines()[1:] == [
+        "rank  state    time  last line, result or error",
+        "   0  ✓ done  2.0 s  0",
+        "   1  ✓ done  3.0 s  1",
+    ]
+    parsed = Cells(html.table(run, 112.4)).cells
+    assert parsed == [
+        "rank",
+        "state",
+        "time",
+        "last line, result or error",
+        "0",
+        "✓ done",
+        "2.0 s",
+        "0",
+        "1",
+        "✓ done",
+        "3.0 s",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize("bar", ["|██████▎   |", "|######3   |", "||"])
+def test_a_progress_bar_is_told_by_its_numbers(bar: str) -> None:
+    run = run_of(1, Printed(0, (), f"epoch 2:  61%{bar} 61/100 [00:09<00:05,  6.7it/s]"))
+    assert text.rows(run, 105.0)[0].text == "epoch 2:  61% 61/100 [00:09<00:05,  6.7it/s]"
 
 
 WORKING = (
@@ -198,19 +228,30 @@ WORKING = (
 def test_where_ranks_are_and_what_they_use() -> None:
     run = replace(run_of(4, *WORKING), cell="cell", source=("%%spawn 4", "dist.all_reduce(x)", "\ttrain(model)"))
     assert text.table(run, 106.5, width=104).splitlines()[1:] == [
-        "rank  state             time  at                          cpu  memory  device  last line, result or err…",
-        "   0  ◍ waiting 4.5 s  6.5 s  2  dist.all_reduce(x)      99 %  412 MB  1.3 GB",
-        "   1  ● running        6.5 s  3  train(model) · forward",
-        "   2  ✓ done           2.5 s                                                   1",
-        "   3  ✓ done           2.5 s                                                   1",
+        "rank  state            at                          cpu  memory  device  last line, result or error",
+        "   0  ◍ waiting 4.5 s  2  dist.all_reduce(x)      99 %  412 MB  1.3 GB",
+        "   1  ● running        3  train(model) · forward",
+        "   2  ✓ done                                                            1",
+        "   3  ✓ done                                                            1",
     ]
     assert "2  dist.all_reduce(x)" in Cells(html.table(run, 106.5)).cells
 
 
+def test_the_call_is_in_sight() -> None:
+    run = run_of(1, Sampled(0, 103.0, Position((Frame("cell", 1, "<module>"),), "all_reduce", True), 102.0, ()))
+    for line, shown in (
+        ("for p in model.parameters(): dist.all_reduce(p.grad)", "1  … dist.all_reduce(p.grad)"),
+        ("    work = dist.all_reduce(p.grad)", "1  work = dist.all_reduce(p.grad)"),
+        ("average(gradients)", "1  average(gradients) · all_reduce"),
+        ("", "1 · all_reduce"),
+    ):
+        assert text.rows(replace(run, cell="cell", source=(line,)), 105.0)[0].at == shown
+
+
 def test_a_silent_rank() -> None:
     run = run_of(1, Measured(0, 103.0, 0.5, 1, -1))
-    assert "(silent 9.0 s)" in text.table(run, 112.0)
-    assert "(silent" not in text.table(run, 105.0)
+    assert "● silent 9.0 s" in text.table(run, 112.0)
+    assert "silent" not in text.table(run, 105.0)
 
 
 def test_the_html_is_plain_and_escaped() -> None:

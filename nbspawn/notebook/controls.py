@@ -43,6 +43,12 @@ class Controls:
         self._shown_at = 0.0
         self._given_up = not self._pump.works
 
+    def open(self) -> None:
+        """Before the ranks can print: what comes later would stand among their output."""
+        if not self._given_up:
+            # Not empty: classic Notebook shows no widget in place of an empty display.
+            self._draw({"text/html": '<div style="height:32px"></div>'}, update=False)
+
     def show(self, run: Run) -> None:
         """Some times a second."""
         now = time.monotonic()
@@ -50,8 +56,7 @@ class Controls:
             return
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self._stop)
-            # Not as the update of an empty place above the output: classic Notebook shows no widget then.
-            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=False)
+            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
             self._shown_at = now
         self._pump()
         if self._panel.answered:
@@ -64,8 +69,8 @@ class Controls:
         if self._given_up:
             return
         self._given_up = True
+        self._draw({}, update=True)
         if self._panel is not None:
-            self._draw({}, update=True)
             self._panel.close()
         self._pump.close()
 

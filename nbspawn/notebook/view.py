@@ -49,6 +49,8 @@ class NotebookView(StreamView):
         """The table comes first, above all that the ranks will print."""
         super().open(run)
         self._draw(run, update=False)
+        if self._controls is not None:
+            self._controls.open()
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""

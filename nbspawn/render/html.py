@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from html import escape
 
-from nbspawn.render.text import MARKS, Row, clip, duration, heading, measured, no_source, rows
+from nbspawn.render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, no_source, numbers, rows
 from nbspawn.stall import stall
-from nbspawn.status import Run, Source, State
+from nbspawn.status import Run, Source, State, ranges
 
 # Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
 _WIDTH = 160
@@ -28,9 +28,12 @@ _COLOURS: dict[State, str] = {
 }
 _QUIET = "var(--jp-ui-font-color2,#888)"
 
-_NUMBERS = {"cpu": "3.2em", "memory": "5em", "device": "5em"}
+_WIDTHS = {"time": "4.5em", "cpu": "3.2em", "memory": "4.5em", "device": "4.5em"}
+# Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
+_SHORT = 20
 
-# Front ends style tables of their own accord (JupyterLab: right-aligned, zebra), hence much that looks obvious.
+# Front ends style tables of their own accord (JupyterLab: right-aligned, zebra; classic Notebook: border-box), hence
+# much that looks obvious.
 BOX = (
     "color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
     "font-size:var(--jp-ui-font-size1,13px);line-height:20px"
@@ -38,11 +41,11 @@ BOX = (
 _LINE = "height:20px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
 _TABLE = (
     "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0;"
-    "table-layout:fixed;width:100%"
+    "min-width:600px;table-layout:fixed;width:100%"
 )
 _ROW = "background:none;height:20px"
-_CELL = "padding:0 14px 0 0"
-_HEAD = "font-weight:normal;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
+_CELL = "padding:0 14px 0 0;white-space:nowrap"
+_HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
 _MARK = "display:inline-block;width:1.2em"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
@@ -51,23 +54,22 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
     """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
     ranks, how, time = heading(run, now)
     drawn = rows(run, now, source)
-    numbers = measured(drawn)
     live = not run.over
+    columns = numbers(run, drawn)
     told = escape(stall(run, now, source))
     return "".join(
         [
-            f'<div style="{BOX}">',
+            f'<div style="{BOX};overflow-x:auto">',
             f'<div style="{_LINE}" title="{escape(how)}"><b>{ranks}</b> · {time}'
             f' · <span style="color:{_QUIET}">{escape(how)}</span></div>',
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
-            _cell("th", "rank", "right", f"{_HEAD};width:{max(6, *(len(row.label) + 2 for row in drawn))}ch"),
+            _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
-            _cell("th", "time", "right", f"{_HEAD};width:4em"),
-            _cell("th", "at", "left", f"{_HEAD};width:{_line_width(run)}ch") if live else "",
-            *(_cell("th", name, "right", f"{_HEAD};width:{_NUMBERS[name]}") for name in numbers),
+            _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
+            *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}") for name in columns),
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
-            *(_row(row, live, [column[index] for column in numbers.values()]) for index, row in enumerate(drawn)),
+            *(_row(row, live, [column[index] for column in columns.values()]) for index, row in enumerate(drawn)),
             "</tbody></table>",
             # The line is there from the start: the output below must not jump when there is something to say.
             f'<div style="min-height:20px">{told and f"<b>{told}</b>"}</div>' if live else "",
@@ -77,23 +79,23 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
     )
 
 
-def _line_width(run: Run) -> int:
-    """Characters, for a line of the cell; the same as long as it runs, so that no column ever moves."""
-    longest = max((len(line.strip()) for line in run.source), default=32)
-    return min(max(longest + 5, 14), 42)
+def _line_width(run: Run) -> str:
+    """What a cell of short lines needs; else half of what the other columns leave. The same as long as the run lasts,
+    so that no column ever moves."""
+    longest = max((len(line.strip()) for line in run.source), default=_SHORT)
+    return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ""
 
 
-def _row(row: Row, live: bool, numbers: list[str]) -> str:
+def _row(row: Row, live: bool, measured: list[str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
-    pid = f' title="pid {row.ranks[0].pid}"' if len(row.ranks) == 1 and row.ranks[0].pid else ""
-    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state} {row.since}'.rstrip()
+    whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
+    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.told}'
     return (
-        f'<tr style="{_ROW}"{pid}>'
+        f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
         + _cell("td", row.label, "right")
         + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
-        + _cell("td", duration(row.seconds), "right")
         + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
-        + "".join(_cell("td", number, "right") for number in numbers)
+        + "".join(_cell("td", number, "right") for number in measured)
         + _cell("td", escape(clip(row.text, _WIDTH)), "left", _CODE)
         + "</tr>"
     )

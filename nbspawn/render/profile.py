@@ -22,6 +22,7 @@ _MAX_LINES = 60  # of a longer cell only the lines that took time are shown
 _WIDTH = 100
 
 _QUIET = "var(--jp-ui-font-color2,#888)"
+_FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
 _TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0"
 _CELL = "border:0;padding:0 10px 0 0;text-align:right;white-space:nowrap"
 _CODE = "border:0;padding:0 0 0 10px;text-align:left;font-family:var(--jp-code-font-family,monospace);white-space:pre"
@@ -71,7 +72,10 @@ def html(profile: Profile, run: Run, source: Source, open_: bool) -> str:
         code = escape(row.code) or " "
         if below:
             told = "\n".join(f"{' · '.join(filter(None, lower.shares)):>12}  {escape(lower.code)}" for lower in below)
-            code = f'<details><summary>{code}</summary><pre style="margin:0;color:{_QUIET}">{told}</pre></details>'
+            code = (
+                f'<details><summary style="{_FOLD}">{code}</summary>'
+                f'<pre style="margin:0;color:{_QUIET}">{told}</pre></details>'
+            )
         numbers = "".join(
             f'<td style="{_CELL}{_bar(weight)}" align="right">{share}</td>'
             for share, weight in zip(row.shares, row.weights, strict=True)
@@ -82,7 +86,7 @@ def html(profile: Profile, run: Run, source: Source, open_: bool) -> str:
         )
     names = "".join(f'<th style="{_CELL};font-weight:normal" align="right">{name}</th>' for name in _headings(profile))
     return (
-        f'<details{" open" if open_ else ""} style="{BOX}"><summary>{_TITLE}</summary>'
+        f'<details{" open" if open_ else ""} style="{BOX}"><summary style="{_FOLD}">{_TITLE}</summary>'
         f'<table style="{_TABLE}"><thead><tr style="color:{_QUIET}">'
         f'<th style="{_CELL};font-weight:normal">line</th>{names}<th></th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></details>"

@@ -17,8 +17,8 @@ from nbspawn.status import FINAL, RankStatus, Run, Source, State, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
-# Columns of rank numbers: the longest that is common, "1000-1023", and some of a list.
-_LABEL_WIDTH = 16
+# Columns of rank numbers: the longest that is common, "1000-1023", or the first of a list and how many they are.
+LABEL_WIDTH = 12
 
 # In the order in which they matter when there are too many rows. A mark besides the word: rows are found by shape.
 MARKS: dict[State, str] = {
@@ -40,7 +40,12 @@ _COLOURS: dict[State, str] = {
     "running": "\x1b[34m",
     "done": "\x1b[32m",
 }
+# Characters of a line's start beyond which a call would be cut off in a narrow window.
+_CALL_WITHIN = 16
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# tqdm's, drawn with blocks or, where there are none, with digits and #.
+_BAR = re.compile(r"(?<=%)\|[ \d#\u2588-\u258f]*\|")
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class Row:
     text: str
     at: str = ""
     """The line that it is on, with its text, and the library call below it if the text does not name it."""
-    since: str = ""
-    """How long it has waited for other ranks, or given no sign of life."""
+    told: str = ""
+    """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'silent 9.0 s' (no sign of life)."""
 
     @property
     def cpu(self) -> str:
@@ -75,9 +80,9 @@ class Row:
     @property
     def label(self) -> str:
         label = ranges(rank.rank for rank in self.ranks)
-        if len(label) <= _LABEL_WIDTH:
+        if len(label) <= LABEL_WIDTH:
             return label
-        return f"{label[: label.rindex(',', 0, _LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
+        return f"{label[: label.rindex(',', 0, LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
 
 
 def no_source(frame: Frame) -> str:
@@ -122,13 +127,12 @@ def table(run: Run, now: float, width: int = 100, color: bool = False, source: S
     drawn = rows(run, now, source)
     columns = {
         "rank": [row.label for row in drawn],
-        "state": [f"{MARKS[row.state]} {row.state} {row.since}".rstrip() for row in drawn],
-        "time": [duration(row.seconds) for row in drawn],
-        **measured(drawn),
+        "state": [f"{MARKS[row.state]} {row.told}" for row in drawn],
+        **numbers(run, drawn),
     }
     widths = {name: max(len(name), *map(len, column)) for name, column in columns.items()}
     room = width - sum(widths.values()) - 2 * len(widths)
-    if any(row.at for row in drawn):
+    if not run.over:
         wanted = max(2, *(sum(map(_columns, row.at)) for row in drawn))
         widths["at"] = min(wanted, max(room // 2, room - 2 - max(len(row.text) for row in drawn), 10))
         columns["at"] = [clip(row.at, widths["at"]) for row in drawn]
@@ -149,10 +153,10 @@ def table(run: Run, now: float, width: int = 100, color: bool = False, source: S
     return "\n".join([*lines, *([stalled] if stalled else []), *run.notes])
 
 
-def measured(drawn: list[Row]) -> dict[str, list[str]]:
-    """The columns of numbers that at least one row has, while ranks run."""
-    if not any(row.at for row in drawn):
-        return {}
+def numbers(run: Run, drawn: list[Row]) -> dict[str, list[str]]:
+    """The columns of numbers: while ranks run, what they use (if at least one row has it); then, how long each took."""
+    if run.over:
+        return {"time": [duration(row.seconds) for row in drawn]}
     columns = {
         "cpu": [row.cpu for row in drawn],
         "memory": [row.memory for row in drawn],
@@ -225,8 +229,13 @@ def _ranks(count: int) -> str:
 def _says(rank: RankStatus) -> str:
     """What is most worth saying of a rank: why it failed, what it returned, or what it wrote last."""
     if rank.state == "done" and not rank.detail:
-        return cell(rank.line if rank.result in ("", "None") else rank.result)
-    return cell(rank.detail or rank.line)
+        return _last_line(rank) if rank.result in ("", "None") else cell(rank.result)
+    return cell(rank.detail) or _last_line(rank)
+
+
+def _last_line(rank: RankStatus) -> str:
+    """What it wrote last; of a progress bar the numbers: in a narrow window the bar would hide them."""
+    return _BAR.sub("", cell(rank.line))
 
 
 def _importance(rank: RankStatus) -> tuple[int, float, int]:
@@ -235,23 +244,28 @@ def _importance(rank: RankStatus) -> tuple[int, float, int]:
 
 def _row(run: Run, now: float, ranks: list[RankStatus], text: str, source: Source) -> Row:
     until = max(rank.since if rank.state in FINAL else now for rank in ranks)
-    row = Row(tuple(ranks), ranks[0].state, until - run.started, text)
+    row = Row(tuple(ranks), ranks[0].state, until - run.started, text, told=ranks[0].state)
     places = {_at(run, rank, source) for rank in ranks}
-    return replace(row, at=places.pop(), since=_since(ranks[0], now)) if len(places) == 1 else row
+    return replace(row, at=places.pop(), told=_told(ranks[0], now)) if len(places) == 1 else row
 
 
-def _since(rank: RankStatus, now: float) -> str:
+def _told(rank: RankStatus, now: float) -> str:
     if quiet := silent(rank, now):
-        return f"(silent {duration(quiet)})"
-    return duration(now - rank.called) if rank.state == "waiting" else ""
+        return f"silent {duration(quiet)}"
+    return f"waiting {duration(now - rank.called)}" if rank.state == "waiting" else rank.state
 
 
 def _at(run: Run, rank: RankStatus, source: Source) -> str:
     if rank.state in FINAL:
         return ""
     spot, call = rank.spot(run.cell), rank.position.call
-    told = f"{spot.line}  {cell(run.text(spot, source))}".rstrip() if spot is not None else ""
-    return told if call in told else " · ".join(filter(None, (told, call)))
+    if spot is None:
+        return call
+    line = cell(run.text(spot, source))
+    named = line.find(call)
+    if named > _CALL_WITHIN:
+        line = "… " + line[line.rfind(" ", 0, named) + 1 :]
+    return f"{spot.line}  {line}".rstrip() + ("" if named >= 0 else f" · {call}")
 
 
 @dataclass(frozen=True)
