@@ -35,6 +35,16 @@ def written_by_tqdm(nested: int, *, leave: bool | None = True, after: str = "") 
         return raw.getvalue()
 
 
+def test_a_line_for_which_a_bar_has_made_way_is_told_at_once() -> None:
+    buffer = LineBuffer()
+    assert buffer.feed(b"\r10 %") == ([], "10 %")
+    assert buffer.feed(b"\x1b[2K\x1b[J\x1b[Gloss 3\n\r10 %") == (["loss 3"], "10 %")
+    assert buffer.feed(b"\r20 %\x1b[2K\x1b[J\x1b[Gloss 2\n\r20 %\n\rinner\x1b[A") == (["loss 2"], "20 %")
+    assert buffer.feed(b"\x1b[2K\x1b[J\x1b[Gloss 1\n\r20 %") == (["loss 1"], "20 %")
+    assert buffer.feed(b"\n") == ([], "20 %")
+    assert buffer.finish() == ["20 %"]
+
+
 def test_plain_lines_and_the_one_being_written() -> None:
     buffer = LineBuffer()
     assert buffer.feed(b"a\n\nb") == (["a", ""], "b")
@@ -52,6 +62,7 @@ def test_plain_lines_and_the_one_being_written() -> None:
         (b"long line\r\x1b[Kshort\n", ["short"]),
         (b"long line\rshort\x1b[2K\n.", ["."]),
         (b"abc\x1b[1Kd\n", ["   d"]),
+        (b"abc\x1b[2Gd\n", ["adc"]),
         (b"|\b/\b-\b\\\bok\n", ["ok"]),
         (b"\b\bx\n", ["x"]),
         (b"one\ntwo\n\x1b[A\x1b[A1\x1b[B\n3\n", ["1ne", "two", "3"]),

@@ -145,6 +145,31 @@ def test_tqdm_leaves_one_line(kernel: Kernel, method: str) -> None:
         assert "100%" in bar and "50/50" in bar and end == "end"
 
 
+def test_prints_beside_a_bar_are_lines_of_their_own_at_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    cell = kernel.submit(
+        f"""%%spawn 2 -m {method}
+import os, sys, time
+from tqdm import tqdm
+outer = tqdm(total=2, mininterval=0, desc='outer')
+for step in range(2):
+    for _ in tqdm(range(3), mininterval=0, desc='inner', leave=False):
+        print('step', step, end='')
+        print('', 'said')
+    outer.update()
+while not os.path.exists({str(go)!r}): time.sleep(0.01)
+outer.close()
+print('end')
+sys.stderr.write('50 %\\r'); print('after')"""
+    )
+    cell.until("step 1 said", times=3)
+    go.touch()
+    reply = ok(cell.wait())
+    for rank in range(2):
+        lines = [re.sub(r"\|.*", "", line).rstrip() for line in reply.of(rank)]
+        assert lines == ["step 0 said"] * 3 + ["step 1 said"] * 3 + ["outer: 100%", "end", "after"]
+
+
 AUTO = "from tqdm.auto import tqdm\nfor i in tqdm(range(30), mininterval=0): pass\nprint('end')"
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TextIO
+
+_UP = "\x1b[A"
+_ROOM = "\x1b[2K\x1b[J\x1b[G"  # erase the row, erase all below, go to the row's start
+_MOVES = re.compile(r"(\n|\x1b\[A)")
+_DEPTH = 32  # rows: more bars than anybody nests
 
 _libc = ctypes.CDLL(None)
 
@@ -26,16 +31,61 @@ def redirect(log: Path) -> None:
     os.close(fd)
     os.close(null)
     # An inherited sys.stdout is ipykernel's OutStream: in a forked child it opens a ZMQ connection for every write.
-    for name, stream in (("stdin", os.fdopen(0, "r", closefd=False)), ("stdout", _stream(1)), ("stderr", _stream(2))):
+    stdout = _Stream(1)
+    for name, stream in (("stdin", os.fdopen(0, "r", closefd=False)), ("stdout", stdout), ("stderr", _Stderr(stdout))):
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _stream(fd: int) -> TextIO:
-    raw = io.FileIO(fd, "w", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw, buffer_size=1 << 13), encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
+class _Stream(io.TextIOWrapper):
+    def __init__(self, fd: int) -> None:
+        buffer = io.BufferedWriter(io.FileIO(fd, "w", closefd=False), buffer_size=1 << 13)
+        super().__init__(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+class _Stderr(_Stream):
+    """Keeps progress bars below what is printed on stdout meanwhile. In a notebook these are two streams; on one
+    terminal, or in one log, a print would be appended to the bar's line.
+
+    ``stdout`` has a ``write`` of its own only while a bar stands: otherwise printing costs nothing more.
+    """
+
+    def __init__(self, stdout: _Stream) -> None:
+        super().__init__(2)
+        self._stdout = stdout
+        self._rows = [""]  # each from its last \r on; "" for a row without one
+        self._row = 0  # where the cursor is: nested bars are drawn below it, and it comes back
+        self._given_way = False  # stdout is in the middle of a line, in the place of the bar
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        for part in _MOVES.split(text):
+            if part == "\n":
+                self._row += 1
+                self._rows += [""] if self._row == len(self._rows) else []
+                if self._row == _DEPTH:
+                    self._row -= 1
+                    del self._rows[0]
+            elif part == _UP:
+                self._row = max(0, self._row - 1)
+            else:
+                _, returned, last = (self._rows[self._row] + part).rpartition("\r")
+                self._rows[self._row] = returned and returned + last
+        if self._rows[self._row].strip():
+            self._stdout.write = self._print  # type: ignore[method-assign]
+        else:
+            vars(self._stdout).pop("write", None)
+            self._given_way = False
+        return written
+
+    def _print(self, text: str) -> int:
+        """``stdout.write``, above the bars."""
+        room = "" if self._given_way else _ROOM
+        self._given_way = not text.endswith("\n")
+        below = self._rows[self._row :]
+        bars = "" if self._given_way else "\n".join(below) + _UP * (len(below) - 1)
+        _Stream.write(self._stdout, room + text + bars)
+        return len(text)
 
 
 def flush() -> None:

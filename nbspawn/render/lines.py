@@ -124,6 +124,13 @@ class LineBuffer:
             self._style = _restyle(self._style, control["params"])
         elif final == "K":
             self._cursor_row().erase(self._column, control["params"])
+        elif final == "J" and control["params"] in ("", "0"):
+            self._cursor_row().erase(self._column, "")
+            del self._rows[self._row + 1 :]
+        elif final == "G":
+            self._column = min(_number(control["params"]) - 1, _LINE_LIMIT)
+            if not self._cursor_row().plain().strip():
+                self._rows[self._row] = _Row()  # a bar has made way for an ordinary line: see rank/stdio.py
         elif final == "A":
             self._up(_number(control["params"]))
         elif final == "B":
