@@ -136,8 +136,12 @@ class Run:
 
 def reduce(run: Run, event: Event, now: float) -> Run:
     """The run after ``event``, which was received at ``now`` seconds; an event of an unknown rank changes nothing."""
-    peer_failed = any(other.state == "failed" for other in run.ranks if other.rank != event.rank)
-    ranks = tuple(_fold(rank, event, now, peer_failed) if rank.rank == event.rank else rank for rank in run.ranks)
+    number = event.rank
+    if not 0 <= number < len(run.ranks):
+        return run
+    peers = (*run.ranks[:number], *run.ranks[number + 1 :])
+    peer_failed = isinstance(event, Stopping) and any(peer.state == "failed" for peer in peers)
+    ranks = (*peers[:number], _fold(run.ranks[number], event, now, peer_failed), *peers[number:])
     run = replace(run, ranks=ranks)
     return replace(run, ended=max(rank.ended or now for rank in ranks)) if run.ended is None and run.over else run
 

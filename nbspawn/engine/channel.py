@@ -85,7 +85,8 @@ class _Connection:
         self._open = True
         accepted.setblocking(False)
         inherited.keep_from_children(accepted.fileno())
-        selector.register(accepted, selectors.EVENT_READ, self._ready)
+        self._wanted = selectors.EVENT_READ
+        selector.register(accepted, self._wanted, self._ready)
 
     def _ready(self) -> None:
         self._flush()
@@ -118,8 +119,9 @@ class _Connection:
             pass
         except (BrokenPipeError, ConnectionResetError):
             self._unsent.clear()  # the rank has ended; its exit tells the rest
-        if self._open:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        if self._open and wanted != self._wanted:
+            self._wanted = wanted
             self._selector.modify(self._socket, wanted, self._ready)
 
     def close(self) -> None:

