@@ -13,7 +13,7 @@ from nbspawn.status import FINAL, RankStatus, Run, Source, name_ranks
 
 PATIENCE = 5.0  # seconds
 _LONGER = 2.0  # times the longest wait that this run has seen end
-SILENCE = 3.0  # seconds without a sign of life that are worth telling; a rank gives ten a second
+SILENCE = 3.0  # seconds without a sign of life that are worth telling; a rank gives two a second
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
 _GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (rank/sampler.py)

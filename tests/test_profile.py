@@ -129,7 +129,7 @@ def test_the_fold(kernel: Kernel) -> None:
 
 
 def test_the_reason_of_a_stall_stays(kernel: Kernel) -> None:
-    first = "%%spawn 2 -b gloo -t 6.5 -g 1 --lines\nimport time, torch.distributed as dist\n"
+    first = "%%spawn 2 -b gloo -t 6 -g 1 --lines\nimport time, torch.distributed as dist\n"
     cell = first + "if rank: time.sleep(600)\ndist.barrier()"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"

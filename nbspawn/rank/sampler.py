@@ -1,4 +1,4 @@
-"""Where the rank is and what it uses: a thread that looks ten times a second, and tells what has changed.
+"""Where the rank is and what it uses: a thread that looks some times a second, and tells what has changed.
 
 It reads the main thread's stack. A look takes 0.2 ms of a processor, most of it for waking up on cold caches
 (tests/benchmarks/sampler.py). Numbers go to the gauges (rank/gauges.py), positions over the channel.
@@ -23,12 +23,15 @@ from nbspawn.rank.channel import Channel
 from nbspawn.rank.gauges import Gauges
 from nbspawn.rank.launch import RankInfo
 
-INTERVAL = 0.1  # seconds between two looks
+# Seconds between two looks, and, at least, between two messages: while the run is young (a short one has a profile
+# too), and afterwards, when there is more to be lost.
+_YOUNG = 10.0
+_PACE_YOUNG = (0.1, 0.2)
+_PACE = (0.2, 0.5)
+_PACE_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
 _MEASURE = 0.5  # seconds between two readings of the gauges
-_REPORT = 0.2  # seconds between two messages, at least; more with many ranks, so that the kernel's cost is bounded
 _LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
 _LAST_WORD = 0.2  # seconds that a rank which has failed waits for the thread
-_REPORT_A_RANK = 0.01
 _DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
 
 # torch.distributed's functions that wait for other ranks; those that only ask (get_rank) are none.
@@ -85,7 +88,7 @@ class Sampler:
         # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
         of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
         self._clock = of_thread(self._main)
-        self._report = max(_REPORT, _REPORT_A_RANK * info.launch.world_size)
+        self._spacing = _PACE_A_RANK * info.launch.world_size
         self._own: dict[str, bool] = {}
         self._spent: dict[Position, float] = {}
 
@@ -95,8 +98,11 @@ class Sampler:
         since = time.monotonic()
         looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
         told, told_at = (position, since), since
-        while not self.going_on.acquire(timeout=INTERVAL):
+        young_until = since + _YOUNG
+        interval, spacing = _PACE_YOUNG
+        while not self.going_on.acquire(timeout=interval):
             now = time.monotonic()
+            interval, spacing = _PACE_YOUNG if now < young_until else _PACE
             here, fresh = self._look()
             if now - measured >= _MEASURE:
                 measured = now
@@ -111,7 +117,7 @@ class Sampler:
             position = here = _waiting(here) if now - idle_since >= _IDLE else here
             self._spent[here] = self._spent.get(here, 0.0) + now - looked
             looked = now
-            due = self._report if (position, since) != told else _LATEST
+            due = max(spacing, self._spacing) if (position, since) != told else _LATEST
             if now - told_at >= due and self._tell(now, position, since):
                 told, told_at = (position, since), now
         self._tell(time.monotonic(), position, since)
