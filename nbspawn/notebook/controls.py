@@ -122,8 +122,8 @@ class _Panel:
         rank = self._choice.value
         self._pane.layout.display = "none" if rank == _ALL else ""
         if rank != _ALL:
-            text = _tail(log_path(run, rank))
-            shown = f'<pre style="{_PANE}">{escape(text) or "nothing yet"}</pre>'
+            path = log_path(run, rank)
+            shown = f'<pre style="{_PANE}">{escape(_tail(path)) or "nothing yet"}</pre>{escape(path)}'
             if shown != self._pane.value:
                 self._pane.value = shown
 

@@ -265,7 +265,8 @@ def _at(run: Run, rank: RankStatus, source: Source) -> str:
     named = line.find(call)
     if named > _CALL_WITHIN:
         line = "… " + line[line.rfind(" ", 0, named) + 1 :]
-    return f"{spot.line}  {line}".rstrip() + ("" if named >= 0 else f" · {call}")
+    number = str(spot.line).rjust(len(str(len(run.source))))
+    return f"{number}  {line}".rstrip() + ("" if named >= 0 else f" · {call}")
 
 
 @dataclass(frozen=True)
