@@ -27,6 +27,7 @@ def spawn(
     timeout: float | None = None,
     grace_period: float = GRACE_PERIOD,
     log_dir: str | None = None,
+    pdb: bool = False,
     view: View | None = None,
 ) -> Results | LocalContext:
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
@@ -46,6 +47,7 @@ def spawn(
         timeout: seconds; afterwards RunTimeoutError says where every rank stood.
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
         log_dir: where each rank's whole output goes, and stays.
+        pdb: open the debugger in a rank that raises, at the line that raised; its peers wait meanwhile.
         view: how the run is shown; default: as the notebook does, else marked lines on ``sys.stdout``.
 
     Returns:
@@ -56,7 +58,7 @@ def spawn(
         RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
         started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
     """
-    options = Options(start_method, backend, env or {}, devices, threads, log_dir, daemon)
+    options = Options(start_method, backend, env or {}, devices, threads, log_dir, pdb, daemon)
     session = Session(nprocs, options, timeout, grace_period, view)
     job = FunctionJob(fn, args)
     if join:

@@ -5,7 +5,8 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 (rank/launch.py). The order that is promised:
 
 - per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
-  ``DisplayData``, ``ClearOutput`` and ``InputRequest``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped`` and ``Resumed``, then exactly one of ``Returned``,
+  ``Raised`` or ``Leaving``.
   ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
   ``Exited`` comes last and is the engine's own word, not the rank's.
 - ``Printed`` comes from the rank's log file (engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -82,6 +83,11 @@ class Raised:
     line: int | None
     offset: int
 
+    @property
+    def by_quit(self) -> bool:
+        """Is it what a debugger's ``quit`` raises? Then the person ends the run."""
+        return self.name == "BdbQuit"
+
 
 @dataclass(frozen=True)
 class Returned:
@@ -111,6 +117,26 @@ class Frame(NamedTuple):
     file: str
     line: int
     name: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A debugger has stopped the rank's main thread at this line (``post_mortem``: the one that raised). It asks for
+    commands by ``InputRequest`` until ``Resumed``."""
+
+    rank: int
+    time: float
+    frame: Frame
+    post_mortem: bool
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The rank goes on. ``soon`` it will be heard of again: it makes one step, or was told to quit."""
+
+    rank: int
+    time: float
+    soon: bool
 
 
 class Position(NamedTuple):
@@ -207,6 +233,12 @@ class RunCell:
     colors: str = "NoColor"
     silent: bool = False
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What IPython calls the notebook's cells in tracebacks, by file name: 'Cell In[5]'."""
+        numbers = {name: number for name, (number, _) in self.sources.items() if number} | {self.filename: self.number}
+        return {file: f"Cell In[{number}]" for file, number in numbers.items()}
+
 
 @dataclass(frozen=True)
 class InputReply:
@@ -221,6 +253,8 @@ Event = (
     | DisplayData
     | ClearOutput
     | InputRequest
+    | Stopped
+    | Resumed
     | Sampled
     | Raised
     | Returned

@@ -12,10 +12,11 @@ from nbspawn.engine.base import Engine
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import Job, Options, settle, start
 from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
-from nbspawn.messages import Event, InputRequest
+from nbspawn.messages import Event, InputRequest, Raised, Stopped
 from nbspawn.results import Results
 from nbspawn.stall import stall
 from nbspawn.status import Run, answered, reduce
+from nbspawn.turns import Turns
 from nbspawn.views import View
 
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
@@ -85,33 +86,48 @@ class _Watch:
         self._stopped_by_person = False
         self._timed_out = False
         self._deadline = math.inf if session.timeout is None else time.monotonic() + session.timeout
+        self._turns = Turns()
+        self._looked_at: set[int] = set()
 
     def until_over(self, run: Run) -> Run:
         while not self._context.over:
+            began = time.monotonic()
             events = self._context.poll(_TICK)
             run = self._fold(run, events)
             self._view.show(run, events)
-            for event in events:
-                if isinstance(event, InputRequest):
-                    run = self._ask(run, event)
             run = self._decide(run)
+            request = None if self._context.stopping else self._turns.due(run, time.monotonic())
+            if request is not None:
+                run = self._ask(run, request)
+            if self._turns.open or request is not None:
+                self._deadline += time.monotonic() - began  # no clock runs while a person thinks
         return run
 
     def _fold(self, run: Run, events: Sequence[Event]) -> Run:
         now = time.monotonic()
         for event in events:
             run = reduce(run, event, now)
+            self._turns.fold(event, now)
+            if isinstance(event, Stopped) and event.post_mortem:
+                self._looked_at.add(event.rank)
+            elif isinstance(event, Raised) and event.by_quit:
+                self._interrupted.count += 1
         return run
 
     def _ask(self, run: Run, request: InputRequest) -> Run:
-        asked = time.monotonic()
+        news, prompt = self._turns.question(request, run)
+        self._view.say(news)
         with self._interrupted.as_exception():
-            reply = self._view.ask(request)
-        self._deadline += time.monotonic() - asked
+            reply = self._view.ask(prompt, request.password)
         if reply.kind == "interrupt":
             self._interrupted.count += 1
-        self._context.send(request.rank, reply)
-        return answered(run, request.rank, time.monotonic())
+        now = time.monotonic()
+        replies, told = self._turns.answers(request, reply, run, now, views.source)
+        self._view.say(told)
+        for rank, answer in replies.items():
+            self._context.send(rank, answer)
+            run = answered(run, rank, now)
+        return run
 
     def _decide(self, run: Run) -> Run:
         """Who has to be stopped now. What stood still until then is noted, and stays."""
@@ -134,13 +150,18 @@ class _Watch:
                 context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
         elif context.stopping:
             return
-        elif context.failures:
+        elif context.failures and (self._seen_enough or not self._turns.open):
             context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
         elif time.monotonic() >= self._deadline:
             self._timed_out = True
             # However short the grace period, ranks get the moment that they need to say where they stand.
             term = max(grace, _ANSWER)
             context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
+
+    @property
+    def _seen_enough(self) -> bool:
+        """Has the person left a rank's post-mortem? That ends those of its peers."""
+        return any(failure.rank in self._looked_at for failure in self._context.failures)
 
     def conclude(self, run: Run) -> Results:
         """The results, or the one error."""

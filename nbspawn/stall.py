@@ -21,7 +21,10 @@ _GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a devic
 
 def stall(run: Run, now: float, source: Source) -> str:
     """The sentence, or '' if there is nothing to say at ``now`` seconds."""
-    if any(rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input") for rank in run.ranks):
+    if any(
+        rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input", "debugging")
+        for rank in run.ranks
+    ):
         return ""  # the run is ending, or waits for the person
     waiting = [rank for rank in run.ranks if rank.state == "waiting"]
     others = [rank for rank in run.ranks if rank.state != "waiting"]

@@ -25,16 +25,27 @@ from nbspawn.messages import (
     Position,
     Printed,
     Raised,
+    Resumed,
     Returned,
     Sampled,
     Started,
+    Stopped,
     Stopping,
 )
 
 State = Literal[
-    "starting", "running", "waiting", "waiting for input", "stopping", "done", "failed", "killed", "interrupted"
+    "starting",
+    "running",
+    "waiting",
+    "waiting for input",
+    "debugging",
+    "stopping",
+    "done",
+    "failed",
+    "killed",
+    "interrupted",
 ]
-"""'waiting' is in a collective: for other ranks."""
+"""'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there."""
 
 Source = Callable[[Frame], str]
 """Finds the text of a line."""
@@ -192,6 +203,10 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return _measured(rank, event)
         case InputRequest() if rank.state in ("starting", "running", "waiting"):
             return replace(rank, state="waiting for input", since=now)
+        case Stopped() if rank.state in ("running", "waiting"):
+            return replace(rank, state="debugging", since=event.time, position=Position((event.frame,)))
+        case Resumed() if rank.state == "debugging":
+            return replace(rank, state="running", since=event.time)
         case Printed():
             seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
             return replace(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
@@ -204,6 +219,8 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return replace(rank, state="done", since=event.time, detail="", result=event.value.text())
         case Raised(name="KeyboardInterrupt") if rank.stop:
             return replace(rank, state="interrupted", since=event.time, detail=_where(event))
+        case Raised() if event.by_quit:
+            return replace(rank, state="interrupted", since=event.time, detail=f"quit in the debugger{_at(event)}")
         case Raised():
             return replace(rank, state="failed", since=event.time, detail=_where(event))
         case Leaving():
@@ -256,7 +273,11 @@ def _where(event: Raised) -> str:
     text = f"{event.name}: {event.message}" if event.message else event.name
     if is_echo(text):
         text = ECHO
-    return text if event.line is None else f"{text} (line {event.line})"
+    return text + _at(event)
+
+
+def _at(event: Raised) -> str:
+    return "" if event.line is None else f" (line {event.line})"
 
 
 def _exited(rank: RankStatus, event: Exited) -> RankStatus:

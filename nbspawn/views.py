@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nbspawn.messages import Event, Frame, InputReply, InputRequest, Printed
+from nbspawn.messages import Event, Frame, InputReply, Printed
 from nbspawn.profile import Profile
 from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
@@ -31,7 +31,10 @@ class View(Protocol):
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """``events`` have been folded into ``run``; called about 20 times a second, with or without events."""
 
-    def ask(self, request: InputRequest) -> InputReply:
+    def say(self, news: str) -> None:
+        """Tell the person something, below what the ranks have printed; '' is nothing."""
+
+    def ask(self, prompt: str, password: bool) -> InputReply:
         """Put a rank's question to the person and wait for the answer."""
 
     def close(self, run: Run) -> bool:
@@ -66,6 +69,7 @@ class StreamView:
 
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""
+        self.run = run
         self.stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self.budget)
         self.profile = Profile(run.cell)
         self._held: list[Printed] = []
@@ -73,14 +77,20 @@ class StreamView:
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Pass on what was printed."""
+        self.run = run
         self.profile.add(events)
         self.hold([event for event in events if isinstance(event, Printed)])
         self.release(after=HOLD)
 
-    def ask(self, request: InputRequest) -> InputReply:
-        """Ask on this process's own stdin, the rank's mark before the prompt."""
+    def say(self, news: str) -> None:
+        """As a line of its own."""
         self.release()
-        return answer(f"[{request.rank}] {request.prompt}", request.password)
+        self.write(news and f"{news}\n")
+
+    def ask(self, prompt: str, password: bool) -> InputReply:
+        """Ask on this process's own stdin."""
+        self.release()
+        return answer(prompt, password)
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""
@@ -99,7 +109,7 @@ class StreamView:
         """Write what has been held for ``after`` seconds or longer."""
         if self._held and time.monotonic() - self._held_since >= after:
             held, self._held = self._held, []
-            self.write(self.stream.feed(held))
+            self.write(self.stream.feed(held, blocks="debugging" in self.run.counts))
 
     def write(self, output: str) -> None:
         """To ``sys.stdout``, whatever that is at the time."""

@@ -14,7 +14,7 @@ FLOORS: tuple[set[str], ...] = (
     {"messages", "status", "payload", "pickler", "culprit", "names", "guardian", "stall", "profile"},
     {"rank", "render"},
     {"errors", "results", "engine"},
-    {"views", "session", "api"},
+    {"views", "session", "turns", "api"},
     {"notebook"},
 )
 ROOMS_APART = ({"rank", "render"},)

@@ -47,6 +47,8 @@ class Options:
     """Intra-op threads a rank; None: OMP_NUM_THREADS if it is set, else the cores shared out, at least 1."""
     log_dir: str | None = None
     """Where the logs go, and stay; None for a private directory."""
+    pdb: bool = False
+    """Open the debugger in a rank that raises."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
@@ -199,10 +201,10 @@ def _launch(
     if packed is None:
         inherited_job, command = job.inherited()
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        common = (nprocs, choice.method, files, new, threads, options.backend, command)
+        common = (nprocs, choice.method, files, new, threads, options.backend, command, options.pdb)
         return Launch(*common, inherited=inherited_job, foreign=kernel_sockets())
     blob, command = packed
-    common = (nprocs, choice.method, files, env, threads, options.backend, command)
+    common = (nprocs, choice.method, files, env, threads, options.backend, command, options.pdb)
     return Launch(*common, payload=SentFd(blob.fd), beside=blob.beside)
 
 

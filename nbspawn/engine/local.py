@@ -44,6 +44,7 @@ from nbspawn.results import Results
 _TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
 _MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
+_NUDGE = 0.1  # seconds
 _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
 
 running: set[LocalContext] = set()
@@ -102,6 +103,7 @@ class LocalContext(ProcessContext):
         self._stopped: dict[int, str] = {}
         self._announced = bytearray(self.nprocs)
         self._ladder: list[tuple[float, signal.Signals]] = []
+        self._nudge_at = math.inf
         self._asked: set[int] = set()
         self._ending: set[int] = set()
         self._measured: dict[int, float] = {}
@@ -124,7 +126,7 @@ class LocalContext(ProcessContext):
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
         if not self.over:
-            appointments = [self._swept_at + _TICK, *(moment for moment, _ in self._ladder[:1])]
+            appointments = [self._swept_at + _TICK, self._nudge_at, *(moment for moment, _ in self._ladder[:1])]
             wait = min(timeout, min(appointments) - time.monotonic(), _ENDING_TICK if self._ending else math.inf)
             for key, _ in self._selector.select(max(0.0, wait)):
                 key.data()
@@ -205,8 +207,11 @@ class LocalContext(ProcessContext):
 
     def _note_outcome(self, event: Returned | Raised | Leaving) -> None:
         self.outcomes[event.rank] = event
-        by_us = isinstance(event, Raised) and event.name == "KeyboardInterrupt" and self._announced[event.rank]
-        if not isinstance(event, Returned) and not by_us:
+        if isinstance(event, Raised) and (
+            event.by_quit or (event.name == "KeyboardInterrupt" and self._announced[event.rank])
+        ):
+            return  # as the person wished
+        if not isinstance(event, Returned):
             self.failures.append(failures.told(event, self.processes[event.rank].pid, self.files))
 
     def _note_exit(self, rank: int, code: int, moment: float) -> None:
@@ -255,10 +260,18 @@ class LocalContext(ProcessContext):
     def _climb(self) -> None:
         while self._ladder and self._ladder[0][0] <= time.monotonic():
             self._signal(self._ladder.pop(0)[1])
+        if self._nudge_at <= time.monotonic():
+            self._nudge_at = math.inf
+            for rank in self.sentinels.values():
+                signals.send_to_main_thread(self.processes[rank].pid, signal.SIGINT)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._asked:
             self._ask_stacks()
+        if number == signal.SIGINT:
+            # The stack is asked for just before, and that signal restarts system calls: if the interrupt comes while it
+            # is handled, Python hears of it only when recv() returns. One more signal ends the call, and says no more.
+            self._nudge_at = time.monotonic() + _NUDGE
         how = "interrupt" if number == signal.SIGINT else number.name
         for rank in self.sentinels.values():
             process = self.processes[rank]

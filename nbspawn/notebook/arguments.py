@@ -108,6 +108,7 @@ def _parser() -> Parser:
     add(
         "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"
     )
+    add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
     add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
     add("-h", "--help", action="store_true", help="show this and run nothing")

@@ -53,6 +53,18 @@ def advice(shell: Any, summary: str) -> list[str]:
     return [f"The notebook has {name}, but the cell does not name it, so it was not sent: name it, or use -m fork."]
 
 
+def debugged_already(shell: Any) -> None:
+    """Under ``%pdb on`` IPython would open its debugger for the error of this cell too, in the kernel, where there is
+    nothing to see: the person has just looked at the rank."""
+    shell.call_pdb = False
+
+    def again(*_: object) -> None:
+        shell.call_pdb = True
+        shell.events.unregister("post_run_cell", again)
+
+    shell.events.register("post_run_cell", again)
+
+
 def _with_line_numbers(line: str, body: str) -> str:
     """The magic's line stays as a comment, so that line 5 of a traceback is line 5 of the cell. A cell magic inside has
     to come first."""

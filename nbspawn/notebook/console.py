@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from nbspawn.messages import DisplayData, Event, InputReply, InputRequest, Printed
+from nbspawn.messages import DisplayData, Event, InputReply, Printed
 from nbspawn.render import profile, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run
@@ -34,6 +34,7 @@ class ConsoleView(StreamView):
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; a display is shown as its text."""
+        self.run = run
         self.profile.add(events)
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
         self.hold(printed)
@@ -42,11 +43,11 @@ class ConsoleView(StreamView):
         if self._live and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
             self._draw(run)
 
-    def ask(self, request: InputRequest) -> InputReply:
+    def ask(self, prompt: str, password: bool) -> InputReply:
         """The prompt takes the table's place."""
         self.release()
         self._erase()
-        return super().ask(request)
+        return super().ask(prompt, password)
 
     def close(self, run: Run) -> bool:
         """The last table stays."""

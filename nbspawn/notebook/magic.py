@@ -37,6 +37,7 @@ class SpawnMagics(Magics):
             given.devices,
             given.threads,
             given.log_dir,
+            given.pdb or shell.call_pdb,
         )
         grace = GRACE_PERIOD if given.grace_period is None else given.grace_period
         session = Session(
@@ -48,6 +49,8 @@ class SpawnMagics(Magics):
         except (RankRaisedError, RankExitedError) as error:
             error.lines += tuple(cells.advice(shell, error.summary))
             error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
+            if shell.call_pdb:
+                cells.debugged_already(shell)
             raise
         if given.out:
             shell.user_ns[given.out] = results

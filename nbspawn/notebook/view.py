@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from nbspawn.messages import ClearOutput, DisplayData, Event, Printed
+from nbspawn.messages import ClearOutput, DisplayData, Event, InputReply, Printed
 from nbspawn.notebook.controls import Controls
 from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, profile, text
@@ -54,6 +54,7 @@ class NotebookView(StreamView):
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""
+        self.run = run
         self.profile.add(events)
         for event in events:
             if isinstance(event, Printed):
@@ -71,6 +72,12 @@ class NotebookView(StreamView):
             self._draw(run, update=True)
         if self._controls is not None:
             self._controls.show(run)
+
+    def ask(self, prompt: str, password: bool) -> InputReply:
+        """The table stands still until the answer comes, so it has to be true."""
+        if self.run != self._drawn:
+            self._draw(self.run, update=True)
+        return super().ask(prompt, password)
 
     def close(self, run: Run) -> bool:
         """The final state stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,9 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     import torch.distributed as dist
 
     store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
-    dist.init_process_group(launch.backend, store=store, rank=info.rank, world_size=launch.world_size)
+    # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
+    timeout = datetime.timedelta(days=1) if launch.pdb else None
+    dist.init_process_group(launch.backend, timeout=timeout, store=store, rank=info.rank, world_size=launch.world_size)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

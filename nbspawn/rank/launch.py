@@ -85,6 +85,8 @@ class Launch:
     """The process group to make before the first command runs, None for none."""
     command: RunFunction | RunCell
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
+    pdb: bool = False
+    """Let the person look at the frame that raised, before a rank that failed leaves."""
     inherited: Any = None
     """Under fork: the job itself, which the rank has by inheritance."""
     foreign: tuple[tuple[int, int], ...] = ()

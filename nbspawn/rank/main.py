@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from nbspawn import payload
 from nbspawn.messages import Event, Raised, Returned, RunCell, Started
-from nbspawn.rank import environment, outcome, process, prompts, sampler, stacks, stdio
+from nbspawn.rank import debugger, environment, outcome, process, prompts, sampler, stacks, stdio
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import Launch, RankInfo
 
@@ -20,7 +20,12 @@ Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
 
 # Entered in this order once the rank has said that it started; left in the other order, and only in good order: a
 # rank that failed leaves at once, because teardown (NCCL's above all) can hang and would hide the error.
-FEATURES: tuple[Feature, ...] = (prompts.answered_by_kernel, sampler.sampling, environment.process_group)
+FEATURES: tuple[Feature, ...] = (
+    prompts.answered_by_kernel,
+    debugger.prompting,
+    sampler.sampling,
+    environment.process_group,
+)
 
 
 def main(rank: int, launch: Launch) -> None:
@@ -75,7 +80,9 @@ def _run(info: RankInfo, channel: Channel, interrupts: process.Interrupts) -> ou
             job = _job(info)
             return outcome.returned(info.rank, job["fn"](info.rank, *job["args"]))
     except BaseException as error:
-        return outcome.failed(info.rank, error, skip=__file__)
+        ended = outcome.failed(info.rank, error, skip=__file__)
+        debugger.post_mortem(info, interrupts, ended, error)
+        return ended
 
 
 def _job(info: RankInfo) -> Any:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from IPython import get_ipython
+from IPython.core.debugger import Pdb
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn.messages import ClearOutput, DisplayData, RunCell
-from nbspawn.rank import device, outcome, prompts, stdio
+from nbspawn.rank import debugger, device, outcome, prompts, stdio
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.process import Interrupts
@@ -75,10 +76,12 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     # would put it in a session of its own, where it would outlive the rank.
     shell.system = shell.system_raw
     shell.history_manager.enabled = False
+    shell.call_pdb = False  # `%pdb on` is the launch's `pdb` (rank/debugger.py)
     shell.ask_exit = sys.exit  # `exit` and `quit`: a kernel's would end the notebook's kernel, the light shell has none
     if hasattr(shell, "kernel"):
         _silence_kernel(shell, info, channel)
     _plain_progress_bars(shell)
+    debugger.adapt(Pdb)
     return shell
 
 
@@ -138,7 +141,9 @@ def run(
     error = ran.error_before_exec or ran.error_in_exec
     if error is not None:
         moment = raised_at[-1] if raised_at else None
-        return outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER, moment=moment)
+        ended = outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER, moment=moment)
+        debugger.post_mortem(info, interrupts, ended, error)
+        return ended
     return outcome.returned(rank, ran.result)
 
 

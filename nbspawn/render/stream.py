@@ -41,6 +41,7 @@ class MergedStream:
         self._budget = budget
         self._left = budget
         self._over = False
+        self._blocks = False
         self._width = len(f"[0-{nprocs - 1}]" if nprocs > 1 else "[0]")
         self._cut: dict[int, _Cut] = {}
 
@@ -49,12 +50,14 @@ class MergedStream:
         """Was something left out, so that the logs hold more than was shown?"""
         return self._over
 
-    def feed(self, batch: Sequence[Printed]) -> str:
+    def feed(self, batch: Sequence[Printed], blocks: bool = False) -> str:
         """The text to print for what came in one poll.
 
         The order of each rank's lines is kept. A line that several ranks have at the same position of the batch is
-        shown once, ``[0,2-3] line``, after everything that comes before it in any of them.
+        shown once, ``[0,2-3] line``, after everything that comes before it in any of them. ``blocks``: only where all
+        that they have is the same, so that what a debugger shows is not cut into pieces.
         """
+        self._blocks = blocks
         lines: dict[int, list[str]] = {}
         for event in sorted(batch, key=lambda event: event.rank):
             lines.setdefault(event.rank, []).extend(event.lines)
@@ -87,7 +90,12 @@ class MergedStream:
         while shown[rank] < end and not self._over:
             here = shown[rank]
             line = lines[rank][here]
-            same = (other for other in lines if shown[other] <= here < len(lines[other]) and lines[other][here] == line)
+            same = (
+                other
+                for other in lines
+                if shown[other] <= here < len(lines[other])
+                and (lines[other] == lines[rank] if self._blocks else lines[other][here] == line)
+            )
             group = [rank, *(other for other in same if other != rank)]
             while len(ranges(group)) > _MARK_LIMIT:
                 group.pop()

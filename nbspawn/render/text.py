@@ -24,6 +24,7 @@ LABEL_WIDTH = 12
 MARKS: dict[State, str] = {
     "failed": "✗",
     "waiting for input": "?",
+    "debugging": "◆",
     "waiting": "◍",
     "running": "●",
     "starting": "○",
@@ -36,6 +37,7 @@ _ORDER = list(MARKS)
 _COLOURS: dict[State, str] = {
     "failed": "\x1b[31m",
     "waiting for input": "\x1b[33m",
+    "debugging": "\x1b[33m",
     "waiting": "\x1b[36m",
     "running": "\x1b[34m",
     "done": "\x1b[32m",

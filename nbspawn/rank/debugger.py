@@ -1,0 +1,259 @@
+"""pdb in a rank: breakpoint(), pdb.set_trace(), IPython's and ipdb's debugger, and a look at the frame that raised.
+
+They read with ``input()``, which asks the kernel (rank/prompts.py). What is changed here, in this process alone, is
+pdb's classes themselves, since all these debuggers are made of them, however they are called:
+
+- the kernel is told when a debugger has stopped the rank, and when the rank goes on;
+- an interrupt ends the session: pdb and IPython swallow it, and the rank would stay at its prompt;
+- SIGINT stays ours: pdb takes it over at ``continue``;
+- the frames above the person's code (under fork those of the kernel, too) are neither shown nor stepped through.
+"""
+
+from __future__ import annotations
+
+import bdb
+import code
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from nbspawn.messages import Frame, Raised, Resumed, RunCell, Stopped
+from nbspawn.rank.channel import Channel
+from nbspawn.rank.launch import RankInfo
+from nbspawn.rank.outcome import Outcome
+from nbspawn.rank.process import Interrupts
+from nbspawn.status import is_echo
+
+_RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_RUNS_CELLS = tuple(
+    os.path.join(*path)
+    for path in (
+        ("IPython", "core", "interactiveshell.py"),
+        ("IPython", "core", "async_helpers.py"),
+        ("ipykernel", "zmqshell.py"),
+    )
+)
+
+
+class _Interrupted(BaseException):
+    """A KeyboardInterrupt at the prompt, under a name that neither pdb nor IPython handles."""
+
+
+@contextmanager
+def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank lives, the person can debug it."""
+    import pdb
+
+    global _rank
+    _rank = _Rank(info, channel)
+    adapt(pdb.Pdb)
+    pdb.Pdb.get_stack = _rank.showing(pdb.Pdb.get_stack)  # type: ignore[method-assign]
+    pdb.Pdb.cmdloop = _leaving(pdb.Pdb.cmdloop)  # type: ignore[method-assign]
+    pdb.Pdb.set_trace = _at_once(pdb.Pdb.set_trace)  # type: ignore[method-assign]
+    for name in ("user_call", "user_return"):
+        setattr(pdb.Pdb, name, _rank.between_statements(getattr(pdb.Pdb, name)))
+    pdb.Pdb.nosigint = property(lambda debugger: True, lambda debugger, value: None)  # type: ignore[attr-defined]
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _breakpoint
+    yield
+
+
+def adapt(kind: type) -> None:
+    """A class of debuggers that overrides what pdb shows of a stop: IPython's."""
+    for name, adapted in (
+        ("interaction", _rank.telling),
+        ("format_stack_entry", _rank.naming),
+        ("stop_here", _rank.in_the_persons_code),
+    ):
+        setattr(kind, name, adapted(getattr(kind, name)))
+    kind.do_interact = _interact  # type: ignore[attr-defined]
+
+
+def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: BaseException) -> None:
+    """Under ``--pdb``: let the person look at the frame that raised ``error``, of which ``ended`` will tell. Returns
+    when they quit, or nobody can be asked."""
+    if not (info.launch.pdb and isinstance(ended, Raised) and isinstance(error, Exception)):
+        return
+    if ended.by_quit or is_echo(f"{ended.name}: {ended.message}"):
+        return
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _runs_ranks(frames.tb_frame):
+        frames = frames.tb_next
+    print(f"{ended.name}: {ended.message}", flush=True)
+    try:
+        with interrupts.enabled():
+            debugger = _make()
+            debugger.reset()
+            debugger.interaction(None, frames)
+    except KeyboardInterrupt:
+        pass  # the run is being stopped, and the error is what there is to tell
+    except RuntimeError as refusal:
+        print(f"--pdb: {refusal}", flush=True)
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> None:
+    _make().set_trace(sys._getframe(1))
+
+
+_rank: _Rank
+
+
+def _make() -> Any:
+    import pdb
+
+    ipython: Any = sys.modules.get("IPython.core.debugger")
+    if ipython is not None and sys.modules["IPython"].get_ipython() is not None:
+        return ipython.Pdb()
+    return pdb.Pdb()
+
+
+class _Rank:
+    """What the debuggers' methods have to know of the rank."""
+
+    def __init__(self, info: RankInfo, channel: Channel) -> None:
+        command = info.launch.command
+        self._rank = info.rank
+        self._channel = channel
+        self._inside = False
+        self._entered: CodeType | None = None  # the person's function, where no cell runs
+        self._cell = command.filename if isinstance(command, RunCell) else None
+        self._names = command.names if isinstance(command, RunCell) else {}
+
+    def telling(self, interaction: Callable[..., None]) -> Callable[..., None]:
+        """Tell the kernel of each session, once: IPython's ``interaction`` calls pdb's."""
+
+        def told(debugger: Any, frame: FrameType | None, *args: Any, **kwargs: Any) -> None:
+            if self._inside:
+                interaction(debugger, frame, *args, **kwargs)
+                return
+            self._inside = True
+            if self._cell is None and frame is not None:
+                self._entered = [called.f_code for called in _calls(frame)][-1]
+            self._channel.send(Stopped(self._rank, time.monotonic(), _place(frame, *args), frame is None))
+            try:
+                interaction(debugger, frame, *args, **kwargs)
+            except _Interrupted:
+                raise KeyboardInterrupt from None
+            finally:
+                self._inside = False
+                soon = debugger.quitting or frame is None or debugger.stoplineno != -1
+                self._channel.send(Resumed(self._rank, time.monotonic(), soon))
+
+        return told
+
+    def showing(self, get_stack: Callable[..., Any]) -> Callable[..., Any]:
+        """The stack from the cell on, or from the person's function."""
+
+        def below(debugger: Any, *args: Any) -> Any:
+            stack, current = get_stack(debugger, *args)
+            files = [frame.f_code.co_filename for frame, _ in stack]
+            first = max((number + 1 for number, file in enumerate(files) if file.startswith(_RANK)), default=0)
+            if self._cell in files[first:]:
+                first = files.index(self._cell, first)
+            for frame, _ in stack:
+                frame.f_trace_lines = True  # the sampler marks library frames with it (rank/sampler.py)
+            return stack[first:], max(0, current - first)
+
+        return below
+
+    def naming(self, format_stack_entry: Callable[..., str]) -> Callable[..., str]:
+        """'Cell In[5]', as in tracebacks, where IPython has a temporary file's path."""
+
+        def named(*args: Any, **kwargs: Any) -> str:
+            text = format_stack_entry(*args, **kwargs)
+            for file, name in self._names.items():
+                text = text.replace(file, name)
+            return text
+
+        return named
+
+    def between_statements(self, stop: Callable[..., None]) -> Callable[..., None]:
+        """From one statement of a cell the next step leads to the next one: no stop at its return, and at its call."""
+
+        def stopped(debugger: Any, frame: FrameType, *args: Any) -> None:
+            if frame.f_code.co_name != "<module>" or frame.f_code.co_filename not in self._names:
+                stop(debugger, frame, *args)
+
+        return stopped
+
+    def in_the_persons_code(self, stop_here: Callable[..., bool]) -> Callable[..., bool]:
+        """Neither in what runs the cell, nor in what that calls by itself."""
+
+        def here(debugger: Any, frame: FrameType) -> bool:
+            calls = list(_calls(frame))
+            theirs = any(called.f_code.co_filename in self._names for called in calls)
+            return (theirs or [called.f_code for called in calls[-1:]] == [self._entered]) and stop_here(
+                debugger, frame
+            )
+
+        return here
+
+
+def _place(frame: FrameType | None, raised: Any = None, *_: Any) -> Frame:
+    """The line at which the session begins: ``frame``'s, or that of the innermost frame of a traceback."""
+    if frame is not None:
+        return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    frames = getattr(raised, "__traceback__", raised)
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    code = frames.tb_frame.f_code
+    return Frame(code.co_filename, frames.tb_lineno, code.co_name)
+
+
+def _leaving(cmdloop: Callable[..., None]) -> Callable[..., None]:
+    def leaving(debugger: Any, intro: Any = None) -> None:
+        debugger.completekey = None  # else readline is imported, and writes to the terminal
+        try:
+            cmdloop(debugger, intro)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    return leaving
+
+
+def _interact(debugger: Any, arg: str) -> None:
+    """A console over the frame's variables. ``exit()`` leads back: a notebook has no end of file to type."""
+    frame = debugger.curframe
+    shows, sys.displayhook = sys.displayhook, debugger.displayhook  # a cell's values are shown when it ends
+    try:
+        code.interact("exit() leads back to the debugger", local={**frame.f_globals, **frame.f_locals}, exitmsg="")
+    except SystemExit:
+        pass
+    finally:
+        sys.displayhook = shows
+
+
+def _at_once(set_trace: Callable[..., None]) -> Callable[..., None]:
+    """Stop here, not at the next line: the statements of a cell are programs of their own, and the last has none."""
+
+    def at_once(debugger: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
+        frame = frame or sys._getframe(1)
+        set_trace(debugger, frame, **kwargs)
+        sys.settrace(None)
+        debugger.interaction(frame, None)
+        if sys.version_info < (3, 13):  # what the person has assigned; a trace function would write it back by itself
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        if debugger.quitting:
+            raise bdb.BdbQuit
+        if debugger.stoplineno != -1 or debugger.breaks:
+            sys.settrace(debugger.trace_dispatch)
+
+    return at_once
+
+
+def _calls(frame: FrameType) -> Iterator[FrameType]:
+    """The frame, and those that called it, up to the person's outermost."""
+    called: FrameType | None = frame
+    while called is not None and not _runs_ranks(called):
+        yield called
+        called = called.f_back
+
+
+def _runs_ranks(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_RANK) or file.endswith(_RUNS_CELLS)

@@ -1,0 +1,335 @@
+"""Debugging ranks from a real kernel, over its stdin as a front end has it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernels import Cell, Kernel, Reply, plain, wait_gone, wait_until
+
+
+@pytest.fixture(params=["fork", "forkserver", "spawn"])
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def ok(reply: Reply) -> Reply:
+    assert reply.status == "ok", reply
+    return reply
+
+
+def said(reply: Reply, rank: int) -> str:
+    """What a rank printed, without colours."""
+    return plain("\n".join(reply.of(rank)))
+
+
+def pids(reply: Reply) -> list[int]:
+    """Of the ranks, which have printed them."""
+    found = [int(pid) for pid in re.findall(r"^\[\d\] +pid (\d+)$", reply.text(), re.MULTILINE)]
+    assert found, reply
+    return found
+
+
+PEOPLE: list[Person] = []
+
+
+@pytest.fixture
+def kernel(kernel: Kernel) -> Iterator[Kernel]:
+    """A test that fails leaves nobody at a prompt: the next one uses the same kernel."""
+    yield kernel
+    while PEOPLE:
+        person = PEOPLE.pop()
+        if person.kernel is kernel and not person.cell.over:
+            kernel.interrupt()
+            person.cell.wait()
+
+
+class Person:
+    """Answers prompts one by one, and reads what was printed meanwhile."""
+
+    def __init__(self, kernel: Kernel, code: str) -> None:
+        self.kernel = kernel
+        self.cell: Cell = kernel.submit(code)
+        PEOPLE.append(self)
+        self._answered = 0
+
+    def prompt(self) -> str:
+        """Wait for the next question."""
+        self.cell.asked(self._answered + 1)
+        return self.cell.reply.prompts[self._answered][0]
+
+    def say(self, *lines: str) -> str:
+        """Answer that many questions; what was printed until the next one, or until the cell ended."""
+        before = len(self.cell.reply.text())
+        for line in lines:
+            self.prompt()
+            self._answered += 1
+            self.kernel.answer(line)
+        self.cell._read(
+            lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
+        )
+        while late := self.kernel.messages():  # the question may overtake the text: they come over two sockets
+            for channel, message in late:
+                self.cell.take(channel, message)
+        return plain(self.cell.reply.text()[before:])
+
+
+REDUCED = """%%spawn 3 -b gloo -m {method} -o out
+import torch, torch.distributed as dist
+x = torch.tensor([float(rank)])
+if rank == 1:
+    breakpoint()
+dist.all_reduce(x)
+x.item()"""
+
+
+def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, method: str) -> None:
+    person = Person(kernel, REDUCED.format(method=method))
+    assert person.prompt() == "[1] ipdb> "
+    shown = plain(person.cell.reply.text())
+    assert re.search(r"\[1\] +> Cell In\[\d+\]\(5\)<module>\(\)", shown) and "----> 5     breakpoint()" in shown
+    assert "debugging" in person.cell.reply.table["text/plain"]
+    assert "tensor([1.])" in person.say("p x")
+    assert "rank = 1" not in person.say("!x += 100")
+    shown = person.say("n")
+    assert "----> 6 dist.all_reduce(x)" in shown
+    assert person.say("c").count("ipdb") == 0
+    ok(person.cell.wait())
+    assert kernel.value("list(out)") == [103.0] * 3
+
+
+LOCKSTEP = """%%spawn 3 -b gloo -m {method} -o out
+import torch, torch.distributed as dist
+x = torch.tensor([float(rank)])
+breakpoint()
+dist.all_reduce(x)
+x *= 2
+x.item()"""
+
+
+def test_lockstep(kernel: Kernel, method: str) -> None:
+    person = Person(kernel, LOCKSTEP.format(method=method))
+    first = int(person.prompt()[1])
+    wait_until(lambda: person.say("ranks").count("debugging, line 4: breakpoint()") == 3, "all have stopped")
+    other = (first + 1) % 3
+    person.say(f"rank {other}")
+    assert person.prompt() == f"[{other}] ipdb> "
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(5\)<module>\(\)", person.say("all n"))
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(6\)<module>\(\)", person.say("")), "an empty line repeats"
+    assert re.search(r"\[0-2\] +tensor\(\[3\.\]\)", person.say("all p x"))
+    person.say("all c")
+    ok(person.cell.wait())
+    assert kernel.value("list(out)") == [6.0] * 3
+
+
+def test_steps_go_from_statement_to_statement_and_end_with_the_cell(kernel: Kernel, method: str) -> None:
+    cell = f"%%spawn 1 -m {method}\nimport json\nbreakpoint()\ny = json.dumps([rank])\nfor i in range(2):\n    z = i\ny"
+    person = Person(kernel, cell)
+    person.prompt()
+    lines = [person.say("n") for _ in range(6)]
+    assert [int(told[1]) for told in (re.search(r"Cell In\[\d+\]\((\d+)\)", shown) or "??" for shown in lines)] == [
+        4,
+        5,
+        6,
+        5,
+        6,
+        5,
+    ]
+    while not person.cell.over:
+        shown = person.say("s")
+        assert "Cell In" in shown or person.cell.over, "never in code that is not the person's"
+    ok(person.cell.wait())
+
+
+def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute("import json\ndef shout(word):\n    loud = word.upper()\n    breakpoint()\n    return loud"))
+    number = kernel.value("len(In) - 2")
+    person = Person(kernel, f"%%spawn 2 -m {method} -o out\nword = shout('a') if rank else json.dumps('b')\nword")
+    assert person.prompt() == "[1] ipdb> "
+    where = person.say("w")
+    assert f"Cell In[{number}](4)shout()" in where and "(2)<module>()" in where
+    assert "interactiveshell" not in where and "nbspawn" not in where and "hidden" not in where
+    assert "'A'" in person.say("p loud") and "'a'" in person.say("u", "p word if 'word' in dir() else 'a'")
+    assert "Breakpoint 1 at" in person.say("d", "b json.dumps")
+    person.say("!loud = 'changed'")
+    person.say("c")
+    ok(person.cell.wait())
+    assert kernel.value("list(out)") == ['"b"', "changed"]
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "import pdb; pdb.set_trace()",
+        "from IPython.core.debugger import set_trace; set_trace()",
+        "from IPython.core.debugger import Pdb; Pdb().set_trace()",
+    ],
+)
+def test_other_ways_into_the_debugger(kernel: Kernel, method: str, stop: str) -> None:
+    person = Person(kernel, f"%%spawn 2 -m {method}\nx = 5\nif rank == 0:\n    {stop}\nx")
+    assert person.prompt().startswith("[0] ")
+    assert "5" in person.say("p x")
+    assert "Stopped here too" not in person.say("c")
+    ok(person.cell.wait())
+
+
+def test_interact(kernel: Kernel) -> None:
+    person = Person(kernel, "%%spawn 2 -m fork -o out\nx = [3]\nif rank == 1:\n    breakpoint()\nx[0]")
+    person.say("interact")
+    assert person.prompt() in ("[1] >>> ", "[1] In : ")
+    assert "12" in person.say("x[0] * 4")
+    person.say("x[0] = 7", "exit()")
+    person.say("c")
+    ok(person.cell.wait())
+    assert kernel.value("list(out)") == [3, 7]
+
+
+FAILS = """%%spawn 3 -b gloo -m {method} {options}
+import torch.distributed as dist
+def loss(total):
+    scaled = total * 2
+    return 1 / scaled
+dist.barrier()
+if rank == 1:
+    loss(0)
+dist.barrier()"""
+
+
+def test_post_mortem(kernel: Kernel, method: str) -> None:
+    person = Person(kernel, FAILS.format(method=method, options="--pdb"))
+    assert person.prompt() == "[1] ipdb> "
+    shown = plain(person.cell.reply.text())
+    assert "ZeroDivisionError: division by zero" in shown and "----> 5     return 1 / scaled" in shown
+    assert "debugging" in person.cell.reply.table["text/plain"]
+    assert person.cell.reply.table["text/plain"].count("waiting") == 2, "its peers are held"
+    assert "0" in person.say("p total, scaled")
+    assert "----> 8     loss(0)" in person.say("u")
+    person.say("q")
+    reply = person.cell.wait()
+    assert reply.ename == "RankRaisedError" and "rank 1 of 3: ZeroDivisionError" in reply.traceback
+    assert "Cell In" in reply.traceback and "loss(total)" in reply.traceback
+    assert len(reply.prompts) == 3
+
+
+def test_post_mortem_by_the_notebooks_own_switch(kernel: Kernel) -> None:
+    ok(kernel.execute("%pdb on"))
+    try:
+        for method in ("fork", "forkserver"):
+            person = Person(kernel, FAILS.format(method=method, options=""))
+            assert person.prompt() == "[1] ipdb> "
+            person.say("q")
+            reply = person.cell.wait()
+            assert reply.ename == "RankRaisedError" and len(reply.prompts) == 1
+            assert kernel.value("get_ipython().call_pdb") is True
+    finally:
+        kernel.execute("%pdb off")
+
+
+def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
+    person = Person(kernel, "%%spawn 3 --pdb\nx = rank * 10\n1 / 0")
+    first = int(person.prompt()[1])
+    shown = person.say("all p x")
+    for rank in range(3):
+        assert re.search(rf"\[{rank}\] +{rank * 10}\b", shown)
+    person.say("q")
+    reply = person.cell.wait()
+    assert reply.ename == "RankRaisedError" and "ZeroDivisionError" in reply.traceback
+    assert first in range(3) and reply.seconds < 20
+
+
+def test_quit_ends_the_run_and_strands_nobody(kernel: Kernel, method: str) -> None:
+    cell = f"""%%spawn 3 -m {method} -g 20
+import os, time
+print('pid', os.getpid())
+if rank == 2: time.sleep(600)
+breakpoint()"""
+    person = Person(kernel, cell)
+    person.prompt()
+    asked = time.monotonic()
+    person.say("q")
+    reply = person.cell.wait()
+    assert time.monotonic() - asked < 10, "within the grace period"
+    assert reply.ename == "KeyboardInterrupt"
+    assert "quit in the debugger" in reply.table["text/plain"]
+    wait_gone(pids(reply), 2)
+    assert kernel.value("6 * 7") == 42
+
+
+STOPPED = """%%spawn 3 -m {method} -g 20
+import os
+print('pid', os.getpid())
+try:
+    breakpoint()
+finally:
+    print('tidied')"""
+
+
+def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, method: str) -> None:
+    person = Person(kernel, STOPPED.format(method=method))
+    person.prompt()
+    asked = time.monotonic()
+    kernel.interrupt()
+    reply = person.cell.wait()
+    assert time.monotonic() - asked < 10, "within the grace period"
+    assert reply.ename == "KeyboardInterrupt" and reply.table["text/plain"].count("interrupted") == 3
+    assert all("tidied" in said(reply, rank) for rank in range(3))
+    wait_gone(pids(reply), 2)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "kill"])
+def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, method: str, end: str) -> None:
+    with Kernel(tmp_path) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        person = Person(kernel, STOPPED.format(method=method))
+        person.prompt()
+        ranks = pids(person.cell.reply)
+        getattr(kernel, end)()
+        wait_gone(ranks, 5)
+
+
+@pytest.mark.parametrize("options", ["", "--pdb"])
+def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, method: str, options: str) -> None:
+    stop = "1 / 0" if options else "breakpoint()"
+    reply = kernel.execute(f"%%spawn 2 -m {method} {options}\nif rank == 1:\n    {stop}", stdin=False)
+    if options:
+        assert "ZeroDivisionError" in reply.traceback and "nobody can answer here" in reply.text()
+    else:
+        assert "RuntimeError: nobody can answer here" in reply.traceback and "line 3" in reply.traceback
+    assert reply.seconds < 20
+
+
+def test_no_clock_runs_at_the_prompt(kernel: Kernel) -> None:
+    cell = """%%spawn 3 -b gloo -t 2 -g 0.5
+import torch.distributed as dist
+if rank == 1: breakpoint()
+if rank == 2: 1 / 0
+dist.barrier()"""
+    person = Person(kernel, cell)
+    person.prompt()
+    until = time.monotonic() + 6
+    wait_until(lambda: time.monotonic() > until, "the time that the cell has is over three times")
+    assert "42" in person.say("p 40 + 2")
+    told = person.cell.reply.text()
+    assert told.count("Rank 2 has failed: ZeroDivisionError: division by zero (line 4).") == 1
+    table = person.cell.reply.table["text/plain"]
+    assert "have waited" not in table and "has waited" not in table and "stopping" not in table
+    person.say("c")
+    reply = person.cell.wait()
+    assert reply.ename == "RankRaisedError" and "rank 2 of 3: ZeroDivisionError" in reply.traceback
+
+
+def test_two_ranks_differ_and_their_output_is_not_mixed(kernel: Kernel) -> None:
+    person = Person(kernel, "%%spawn 2\nif rank:\n    x = 1\n    breakpoint()\nelse:\n    breakpoint()")
+    person.say("ranks")
+    shown = [
+        line[1:2] for line in plain(person.cell.reply.text()).splitlines() if re.match(r"\[[01]\] +(>|-*>? *\d )", line)
+    ]
+    assert "".join(shown) in (
+        "0" * shown.count("0") + "1" * shown.count("1"),
+        "1" * shown.count("1") + "0" * shown.count("0"),
+    )
+    person.say("all c")
+    ok(person.cell.wait())
