@@ -90,7 +90,7 @@ def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, m
     person = Person(kernel, REDUCED.format(method=method))
     assert person.prompt() == "[1] ipdb> "
     shown = plain(person.cell.reply.text())
-    assert re.search(r"\[1\] +> Cell In\[\d+\]\(5\)<module>\(\)", shown) and "----> 5     breakpoint()" in shown
+    assert re.search(r"\[1\] +> Cell In\[\d+\]\(5\)<.*>\(\)", shown) and "----> 5     breakpoint()" in shown
     assert "debugging" in person.cell.reply.table["text/plain"]
     assert "tensor([1.])" in person.say("p x")
     assert "rank = 1" not in person.say("!x += 100")
@@ -117,8 +117,8 @@ def test_lockstep(kernel: Kernel, method: str) -> None:
     other = (first + 1) % 3
     person.say(f"rank {other}")
     assert person.prompt() == f"[{other}] ipdb> "
-    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(5\)<module>\(\)", person.say("all n"))
-    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(6\)<module>\(\)", person.say("")), "an empty line repeats"
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(5\)<.*>\(\)", person.say("all n"))
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(6\)<.*>\(\)", person.say("")), "an empty line repeats"
     assert re.search(r"\[0-2\] +tensor\(\[3\.\]\)", person.say("all p x"))
     person.say("all c")
     ok(person.cell.wait())
@@ -150,7 +150,8 @@ def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str
     person = Person(kernel, f"%%spawn 2 -m {method} -o out\nword = shout('a') if rank else json.dumps('b')\nword")
     assert person.prompt() == "[1] ipdb> "
     where = person.say("w")
-    assert f"Cell In[{number}](4)shout()" in where and "(2)<module>()" in where
+    # IPython 7 keeps no numbers of other cells: their files' names are shown
+    assert (f"Cell In[{number}](4)shout()" in where or "(4)shout()" in where) and "(2)<" in where
     assert "interactiveshell" not in where and "nbspawn" not in where and "hidden" not in where
     assert "'A'" in person.say("p loud") and "'a'" in person.say("u", "p word if 'word' in dir() else 'a'")
     assert "Breakpoint 1 at" in person.say("d", "b json.dumps")
@@ -210,7 +211,7 @@ def test_post_mortem(kernel: Kernel, method: str) -> None:
     person.say("q")
     reply = person.cell.wait()
     assert reply.ename == "RankRaisedError" and "rank 1 of 3: ZeroDivisionError" in reply.traceback
-    assert "Cell In" in reply.traceback and "loss(total)" in reply.traceback
+    assert "----> 5     return 1 / scaled" in reply.traceback and "loss(total)" in reply.traceback
     assert len(reply.prompts) == 3
 
 

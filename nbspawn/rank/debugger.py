@@ -176,7 +176,8 @@ class _Rank:
         """From one statement of a cell the next step leads to the next one: no stop at its return, and at its call."""
 
         def stopped(debugger: Any, frame: FrameType, *args: Any) -> None:
-            if frame.f_code.co_name != "<module>" or frame.f_code.co_filename not in self._names:
+            statement = frame.f_code.co_name.startswith(("<module>", "<cell line"))  # the latter in Colab
+            if not statement or frame.f_code.co_filename not in self._names:
                 stop(debugger, frame, *args)
 
         return stopped
