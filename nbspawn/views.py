@@ -16,6 +16,7 @@ from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
 
 HOLD = 0.1  # seconds
+HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt releases it at once
 
 
 class View(Protocol):
@@ -80,7 +81,7 @@ class StreamView:
         self.run = run
         self.profile.add(events)
         self.hold([event for event in events if isinstance(event, Printed)])
-        self.release(after=HOLD)
+        self.release(if_due=True)
 
     def say(self, news: str) -> None:
         """As a line of its own."""
@@ -105,11 +106,13 @@ class StreamView:
             self._held_since = time.monotonic()
         self._held += printed
 
-    def release(self, after: float = 0.0) -> None:
-        """Write what has been held for ``after`` seconds or longer."""
+    def release(self, if_due: bool = False) -> None:
+        """Write what is held: all, or if it has been held for long enough."""
+        debugging = "debugging" in self.run.counts
+        after = (HOLD_STEPS if debugging else HOLD) if if_due else 0.0
         if self._held and time.monotonic() - self._held_since >= after:
             held, self._held = self._held, []
-            self.write(self.stream.feed(held, blocks="debugging" in self.run.counts))
+            self.write(self.stream.feed(held, blocks=debugging))
 
     def write(self, output: str) -> None:
         """To ``sys.stdout``, whatever that is at the time."""

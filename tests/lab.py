@@ -121,6 +121,14 @@ class Notebook:
         """Its text on stdout, a block or several."""
         return self.outputs(cell).and_(self._page.locator('[data-mime-type="application/vnd.jupyter.stdout"]'))
 
+    def answer(self, text: str) -> None:
+        """Type into the prompt that is open, and wait until it has been taken."""
+        prompt = self._page.locator(".jp-Stdin-input")
+        prompt.fill(text)
+        element = prompt.element_handle()
+        prompt.press("Enter")
+        element.wait_for_element_state("hidden")
+
     def press(self, button: str) -> None:
         """A button of the notebook's toolbar, by its name in JupyterLab: 'interrupt', 'restart'."""
         self._page.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{button}"]').click()

@@ -152,3 +152,28 @@ def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path
     notebook.wait()
     expect(notebook.outputs(4)).to_have_text("['first', 'next']")
     expect(notebook.outputs(1).nth(0)).to_contain_text("✓ done")
+
+
+def test_debugging_at_a_prompt_in_the_cell(lab: Lab) -> None:
+    cell = """%%spawn 3 -b gloo -o sums
+import torch, torch.distributed as dist
+x = torch.tensor([float(rank)])
+if rank != 2:
+    breakpoint()
+dist.all_reduce(x)
+x.item()"""
+    notebook = lab.open("debugs.ipynb", LOAD, cell, "list(sums)")
+    notebook.run(0)
+    notebook.start(1)
+    outputs = notebook.outputs(1)
+    expect(outputs.nth(0).locator("tbody tr").nth(0)).to_contain_text("debugging")
+    expect(outputs.nth(0).locator("tbody tr").nth(2)).to_contain_text("6  dist.all_reduce(x)")
+    expect(outputs.filter(has_text="has stopped too")).to_be_visible()
+    notebook.answer("all p x")
+    expect(notebook.printed(1).filter(has_text="[1]   tensor([1.])")).to_be_visible()
+    notebook.answer("rank 1")
+    notebook.answer("!x += 100")
+    notebook.answer("all c")
+    notebook.wait()
+    notebook.run(2)
+    expect(notebook.outputs(2)).to_have_text("[103.0, 103.0, 103.0]")

@@ -12,7 +12,7 @@ from nbspawn.messages import DisplayData, Event, InputReply, Printed
 from nbspawn.render import profile, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run
-from nbspawn.views import HOLD, StreamView, source
+from nbspawn.views import StreamView, source
 
 REDRAW = 0.2  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -38,7 +38,7 @@ class ConsoleView(StreamView):
         self.profile.add(events)
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
         self.hold(printed)
-        self.release(after=HOLD)
+        self.release(if_due=True)
         passed = time.monotonic() - self._drawn_at
         if self._live and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
             self._draw(run)

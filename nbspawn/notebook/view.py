@@ -12,7 +12,7 @@ from nbspawn.notebook.controls import Controls
 from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, profile, text
 from nbspawn.status import Run
-from nbspawn.views import HOLD, StreamView, source
+from nbspawn.views import StreamView, source
 
 REDRAW = 0.1  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -65,7 +65,7 @@ class NotebookView(StreamView):
                     self._displays.show(event)
                 else:
                     self._displays.clear(event)
-        self.release(after=HOLD)
+        self.release(if_due=True)
         passed = time.monotonic() - self._drawn_at
         if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
             self._displays.flush()

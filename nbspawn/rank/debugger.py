@@ -44,6 +44,10 @@ class _Interrupted(BaseException):
     """A KeyboardInterrupt at the prompt, under a name that neither pdb nor IPython handles."""
 
 
+_rank: _Rank
+"""Of this process."""
+
+
 @contextmanager
 def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives, the person can debug it."""
@@ -64,7 +68,7 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
 
 
 def adapt(kind: type) -> None:
-    """A class of debuggers that overrides what pdb shows of a stop: IPython's."""
+    """Have a class of debuggers (pdb's own; IPython's, which overrides these methods) be this rank's."""
     for name, adapted in (
         ("interaction", _rank.telling),
         ("format_stack_entry", _rank.naming),
@@ -98,9 +102,6 @@ def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: B
 
 def _breakpoint(*args: Any, **kwargs: Any) -> None:
     _make().set_trace(sys._getframe(1))
-
-
-_rank: _Rank
 
 
 def _make() -> Any:
