@@ -108,9 +108,11 @@ class StreamView:
 
     def release(self, if_due: bool = False) -> None:
         """Write what is held: all, or if it has been held for long enough."""
+        if not self._held:
+            return
         debugging = "debugging" in self.run.counts
         after = (HOLD_STEPS if debugging else HOLD) if if_due else 0.0
-        if self._held and time.monotonic() - self._held_since >= after:
+        if time.monotonic() - self._held_since >= after:
             held, self._held = self._held, []
             self.write(self.stream.feed(held, blocks=debugging))
 
