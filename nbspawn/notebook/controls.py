@@ -46,8 +46,9 @@ class Controls:
     def open(self) -> None:
         """Before the ranks can print: what comes later would stand among their output."""
         if not self._given_up:
-            # Not empty: classic Notebook shows no widget in place of an empty display.
-            self._draw({"text/html": '<div style="height:32px"></div>'}, update=False)
+            # Not empty: classic Notebook shows no widget in place of an empty display. No height: it keeps what it has
+            # shown when the display is emptied, and a short run needs no place.
+            self._draw({"text/html": "<div></div>"}, update=False)
 
     def show(self, run: Run) -> None:
         """Some times a second."""
