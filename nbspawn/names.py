@@ -120,6 +120,8 @@ class _Cell:
         # TryStar is new in Python 3.11, and looks the same.
         if isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
             return self._try(statement, bound)  # type: ignore[arg-type]
+        if isinstance(statement, (ast.Break, ast.Continue)):
+            return bound  # uses nothing, and cannot be compiled without its loop
         return self._straight(statement, bound)
 
     def _try(self, statement: ast.Try, bound: frozenset[str]) -> frozenset[str]:

@@ -13,10 +13,12 @@ from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import Job, Options, settle, start
 from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
 from nbspawn.messages import Event, InputRequest, Raised, Stopped
+from nbspawn.render import stacks
+from nbspawn.render.text import duration
 from nbspawn.results import Results
 from nbspawn.stall import stall
 from nbspawn.status import Run, answered, reduce
-from nbspawn.turns import Turns
+from nbspawn.turns import Turns, not_yet
 from nbspawn.views import View
 
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
@@ -26,6 +28,8 @@ _TICK = 0.05  # seconds: how late a press of Stop can be noticed
 _COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
 _KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
 _ANSWER = 0.1  # seconds
+_LONG_STALL = 30.0  # seconds after it is first said that nothing moves: then it is shown where, while somebody can see
+_PROMPT = 1.0  # seconds in which a rank stops for the debugger, unless it is in native code
 
 
 @dataclass
@@ -59,7 +63,8 @@ class Session:
             context = start(job, self.nprocs, choice, packed, self.options)
             watch = _Watch(self, context, view, interrupted)
             logs = str(context.files.logs)
-            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source)
+            names = job.names or views.cell_names()
+            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source, names)
             cut = True
             try:
                 try:
@@ -83,6 +88,12 @@ class _Watch:
         self._view = view
         self._interrupted = interrupted
         self._presses = 0
+        self._answered = 0
+        self._stood: list[str] = []
+        self._breaking: dict[int, float] = {}
+        self._stalled_since: float | None = None
+        self._stall_shown = False
+        self._looked_for_stall = 0.0
         self._stopped_by_person = False
         self._timed_out = False
         self._deadline = math.inf if session.timeout is None else time.monotonic() + session.timeout
@@ -95,6 +106,8 @@ class _Watch:
             events = self._context.poll(_TICK)
             run = self._fold(run, events)
             self._view.show(run, events)
+            self._fulfil(run)
+            self._watch_standstill(run)
             run = self._decide(run)
             request = None if self._context.stopping else self._turns.due(run, time.monotonic())
             if request is not None:
@@ -108,6 +121,8 @@ class _Watch:
         for event in events:
             run = reduce(run, event, now)
             self._turns.fold(event, now)
+            if isinstance(event, Stopped):
+                self._breaking.pop(event.rank, None)
             if isinstance(event, Stopped) and event.post_mortem:
                 self._looked_at.add(event.rank)
             elif isinstance(event, Raised) and event.by_quit:
@@ -129,22 +144,56 @@ class _Watch:
             run = answered(run, rank, now)
         return run
 
+    def _fulfil(self, run: Run) -> None:
+        """What the person has asked for in the view."""
+        now = time.monotonic()
+        for wish in self._view.wishes():
+            if wish.what == "stop":
+                self._presses += 1
+            elif wish.what == "stacks":
+                title = f"Where the ranks stand after {duration(now - run.started)}"
+                self._view.show_stacks(title, self._context.look(deep=True), fold=False)
+            else:
+                for rank in wish.ranks:
+                    self._context.break_into(rank)
+                    self._breaking[rank] = now
+        late = [rank for rank, since in self._breaking.items() if now - since >= _PROMPT]
+        for rank in late:
+            del self._breaking[rank]
+        self._view.say(not_yet(run, late, views.source))
+
+    def _watch_standstill(self, run: Run) -> None:
+        now = time.monotonic()
+        if now - self._looked_for_stall < 1.0:
+            return
+        self._looked_for_stall = now
+        if self._context.stopping or self._turns.open or not stall(run, now, views.source):
+            self._stalled_since, self._stall_shown = None, False
+        elif self._stalled_since is None:
+            self._stalled_since = now
+        elif now - self._stalled_since >= _LONG_STALL and not self._stall_shown:
+            self._stall_shown = True
+            title = f"Where the ranks stand after {duration(now - run.started)}, {_LONG_STALL:.0f} s of them in vain"
+            self._view.show_stacks(title, self._context.look(deep=True), fold=True)
+
     def _decide(self, run: Run) -> Run:
         """Who has to be stopped now. What stood still until then is noted, and stays."""
         was_stopping = self._context.stopping
-        self._stop_who_must()
+        self._stop_who_must(run)
         if self._context.stopping and not was_stopping and (why := stall(run, time.monotonic(), views.source)):
             return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
         return run
 
-    def _stop_who_must(self) -> None:
+    def _stop_who_must(self, run: Run) -> None:
         context, grace = self._context, self._session.grace_period
-        presses = self._interrupted.count + self._view.stops
-        if presses > self._presses:
-            again = self._presses > 0 or context.stopping
-            self._presses = presses
+        presses = self._interrupted.count + self._presses
+        if presses > self._answered:
+            again = self._answered > 0 or context.stopping
+            self._answered = presses
             self._stopped_by_person = self._stopped_by_person or not context.failures
-            if again or self._presses > 1:
+            if again or presses > 1:
+                stood = self._stacks(run, deep=False)
+                self._stood = stood and ["When they were killed:", *stood]
                 context.stop_at(kill=0.0)
             else:
                 context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
@@ -154,6 +203,7 @@ class _Watch:
             context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
         elif time.monotonic() >= self._deadline:
             self._timed_out = True
+            self._stood = self._stacks(run, deep=True)
             # However short the grace period, ranks get the moment that they need to say where they stand.
             term = max(grace, _ANSWER)
             context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
@@ -163,15 +213,19 @@ class _Watch:
         """Has the person left a rank's post-mortem? That ends those of its peers."""
         return any(failure.rank in self._looked_at for failure in self._context.failures)
 
+    def _stacks(self, run: Run, deep: bool) -> list[str]:
+        now = time.monotonic()
+        return stacks.text(self._context.look(deep), run, now, views.source)
+
     def conclude(self, run: Run) -> Results:
         """The results, or the one error."""
         context = self._context
         logs = f"Full logs: {run.log_dir}"
         if self._stopped_by_person:
-            raise interrupted(context.stacks())
+            raise interrupted([*context.stacks(), *self._stood])
         if self._timed_out:
             told = f"the timeout of {self._session.timeout:g} s is over."
-            raise RunTimeoutError("\n".join([told, *context.stacks(), logs]))
+            raise RunTimeoutError("\n".join([told, *self._stood, logs]))
         if context.failures:
             raise rank_error(context.failures, len(run.ranks), [*context.stacks("stopped"), logs])
         return context.results()

@@ -11,8 +11,8 @@ that dies while it starts, a report that is read after the exit): every order gi
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nbspawn.messages import (
@@ -99,7 +99,8 @@ class RankStatus:
 @dataclass(frozen=True)
 class Run:
     """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
-    ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines."""
+    ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
+    calls the notebook's cells ('Cell In[5]'), by file name."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -110,6 +111,7 @@ class Run:
     log_dir: str
     cell: str | None = None
     source: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def new(
@@ -120,10 +122,11 @@ class Run:
         now: float,
         cell: str | None = None,
         source: tuple[str, ...] = (),
+        names: Mapping[str, str] | None = None,
     ) -> Run:
         """A run of ``nprocs`` ranks that were just asked for, at ``now`` seconds."""
         ranks = tuple(RankStatus(rank, now) for rank in range(nprocs))
-        return Run(ranks, method, why, now, None, (), log_dir, cell, source)
+        return Run(ranks, method, why, now, None, (), log_dir, cell, source, names or {})
 
     def text(self, frame: Frame, elsewhere: Source) -> str:
         """The text of a line, of this cell or ``elsewhere``."""

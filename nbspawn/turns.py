@@ -10,6 +10,7 @@ Pure but for its own memory; the clock is passed in.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from nbspawn.messages import Event, Exited, InputReply, InputRequest, Leaving, Raised, Resumed, Returned, Stopped
@@ -122,6 +123,15 @@ class Turns:
             if rank in debugging:
                 self._coming_back[rank] = now + _COMES_BACK
         return dict.fromkeys(ranks, reply)
+
+
+def not_yet(run: Run, ranks: Sequence[int], source: Source) -> str:
+    """Of ranks that the person wants to debug, and that are in native code; '' if all others have stopped."""
+    late = [rank for rank in ranks if run.ranks[rank].state not in ("debugging", "waiting for input", *FINAL)]
+    told = [_where(run, rank, source) for rank in late]
+    if told:
+        told.append(f"{name_ranks(late)} will stop at the next line of Python, when that call returns.")
+    return "\n".join(told)
 
 
 def _where(run: Run, rank: int, source: Source) -> str:

@@ -7,11 +7,13 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from nbspawn.messages import Event, Frame, InputReply, Printed
 from nbspawn.profile import Profile
+from nbspawn.render import stacks
+from nbspawn.render.stacks import Stack
 from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
 
@@ -19,12 +21,18 @@ HOLD = 0.1  # seconds
 HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt releases it at once
 
 
+class Wish(NamedTuple):
+    """``what`` is 'stop', 'stacks' (show where the ranks stand) or 'debug' (stop ``ranks`` in the debugger)."""
+
+    what: str
+    ranks: tuple[int, ...] = ()
+
+
 class View(Protocol):
     """Draws from the state, never from an event alone; is told of everything and decides itself how often to draw."""
 
-    @property
-    def stops(self) -> int:
-        """How often the person has asked, in the view, that the ranks be stopped."""
+    def wishes(self) -> Sequence[Wish]:
+        """What the person has asked for in the view since the last call."""
 
     def open(self, run: Run) -> None:
         """The ranks have been asked for."""
@@ -37,6 +45,9 @@ class View(Protocol):
 
     def ask(self, prompt: str, password: bool) -> InputReply:
         """Put a rank's question to the person and wait for the answer."""
+
+    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
+        """Show where ranks stand, below what they have printed; it stays. ``fold`` it where that can be done."""
 
     def close(self, run: Run) -> bool:
         """The last call: show the final state. True if the notebook got less than the ranks' whole output."""
@@ -63,10 +74,9 @@ class StreamView:
     budget = sys.maxsize
     """Bytes of output that are passed on; a terminal or a pipe takes all."""
 
-    @property
-    def stops(self) -> int:
+    def wishes(self) -> Sequence[Wish]:
         """There is nothing to press."""
-        return 0
+        return ()
 
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""
@@ -92,6 +102,10 @@ class StreamView:
         """Ask on this process's own stdin."""
         self.release()
         return answer(prompt, password)
+
+    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
+        """As text."""
+        self.say("\n".join([title, *stacks.text(found, self.run, time.monotonic(), source)]))
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""
@@ -133,6 +147,9 @@ def answer(prompt: str, password: bool) -> InputReply:
     except NotImplementedError as refusal:  # ipykernel's StdinNotImplementedError: nbclient, papermill
         return InputReply("refused", f"nobody can answer here: {refusal}")
 
+
+cell_names: Callable[[], Mapping[str, str]] = dict
+"""What IPython calls the notebook's cells ('Cell In[5]'), by file name; the notebook extension knows."""
 
 make_default: Callable[[], View] = StreamView
 """Makes the view of a run that names none; the notebook extension puts its own here."""

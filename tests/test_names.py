@@ -41,6 +41,11 @@ def used(source: str) -> Names:
         ("for i in range(n):\n    i", "n", ""),
         ("for i in range(n):\n    loss = f(i)\nprint(loss, i)", "f n", "i loss"),
         ("while go:\n    last = 1\nlast", "go", "last"),
+        (
+            "for i in rows:\n    if i < low:\n        continue\n    if i > high:\n        break\n    a = i\na",
+            "high low rows",
+            "a",
+        ),
         ("if flag:\n    a = b = 1\nelse:\n    a = 2\na, b", "flag", "b"),
         ("with open(path) as (fh, gh):\n    text = fh.read()\ntext, gh", "path", ""),
         ("with a as b.c[d]:\n    pass", "a b d", ""),

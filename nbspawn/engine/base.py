@@ -6,14 +6,16 @@ from typing import Protocol
 
 from nbspawn.errors import Failure
 from nbspawn.messages import Command, Event
+from nbspawn.render.stacks import Stack
 from nbspawn.results import Results
 
 
 class Engine(Protocol):
     """The ranks of one run, which have been started. Times are in seconds."""
 
-    failures: list[Failure]
-    """Every rank that failed by itself, in the order in which that became known."""
+    @property
+    def failures(self) -> list[Failure]:
+        """Every rank that failed by itself, in the order in which that became known."""
 
     @property
     def over(self) -> bool:
@@ -31,6 +33,12 @@ class Engine(Protocol):
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         """End the ranks by signals, so many seconds from now each; replaces what was planned before."""
+
+    def look(self, deep: bool) -> dict[int, Stack]:
+        """The stacks of the ranks that run, within half a second; ``deep`` also other threads and native code."""
+
+    def break_into(self, rank: int) -> None:
+        """Have a rank stop in the debugger as soon as it can; returns at once."""
 
     def stacks(self, ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, a plain sentence for each group of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 
-from nbspawn.engine import positions
+from nbspawn.engine import stacks
 from nbspawn.errors import Failure, exit_text
 from nbspawn.messages import Leaving, Raised
 from nbspawn.rank.launch import RunFiles
@@ -33,6 +33,6 @@ def silent(rank: int, pid: int, moment: float, code: int, error_file: str, files
         with open(error_file, "rb") as file:
             text = pickle.load(file)
     except (OSError, EOFError):
-        crash = positions.crash(files.crash(rank)) if code < 0 else ""
+        crash = stacks.crash(files.crash(rank)) if code < 0 else ""
         return Failure(rank, pid, moment, code, exit_text(rank, code), crash=crash, log_path=log)
     return Failure(rank, pid, moment, None, text.strip().rpartition("\n")[2], text, log_path=log)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from nbspawn.culprit import parts
-from nbspawn.engine import positions
+from nbspawn.engine import stacks as written
 from nbspawn.rank import stacks
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
@@ -197,10 +197,11 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if not answered:
-        where = positions.innermost(answer.decode("utf-8", "replace"))
+        frames = written.frames(answer.decode("utf-8", "replace"))
+        where = written.told(frames[-1]) if frames else "in a library's own code for forked processes"
         return [
             "a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there "
-            + (f"(it waits {where})" if where else "(it waits in a library's own code for forked processes)")
+            f"(it waits {where})"
         ]
     if not answer:
         return ["a forked process crashes in torch"]

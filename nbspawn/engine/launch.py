@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.multiprocessing
 
@@ -23,8 +23,9 @@ from nbspawn.engine import fork_safety, start_method
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.inherited import kernel_sockets
 from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.local import LocalContext, Resources
+from nbspawn.engine.local import LocalContext
 from nbspawn.engine.rendezvous import Rendezvous
+from nbspawn.engine.resources import Resources
 from nbspawn.engine.start_method import Choice
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 from nbspawn.messages import RunCell, RunFunction
@@ -61,6 +62,7 @@ class FunctionJob:
     args: tuple[Any, ...] = ()
     kind = "function"
     source = ()
+    names: ClassVar[Mapping[str, str]] = {}
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -92,6 +94,11 @@ class CellJob:
         """The cell's lines, as the person sees them."""
         first, *rest = self.command.source.split("\n")
         return (self.command.first_line.rstrip("\n") if first.startswith("# %%spawn") else first, *rest)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What IPython calls the notebook's cells, by file name."""
+        return self.command.names
 
     @property
     def variables(self) -> dict[str, Any]:

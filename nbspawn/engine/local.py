@@ -12,14 +12,14 @@ from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn.engine import failures, inherited, positions, signals
-from nbspawn.engine.channel import Hub
+from nbspawn.engine import inherited, signals
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.forkserver import ServedProcess
-from nbspawn.engine.guard import guard
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.logs import LogTail
-from nbspawn.engine.rendezvous import Rendezvous
+from nbspawn.engine.outcomes import Outcomes
+from nbspawn.engine.resources import Resources
+from nbspawn.engine.stacks import Stacks
 from nbspawn.errors import Failure, rank_error
 from nbspawn.messages import (
     Command,
@@ -36,8 +36,9 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
-from nbspawn.rank import gauges, stacks
+from nbspawn.rank import debugger, gauges
 from nbspawn.rank.launch import Launch, RunFiles
+from nbspawn.render.stacks import Stack
 from nbspawn.render.stream import MergedStream
 from nbspawn.results import Results
 
@@ -49,31 +50,6 @@ _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when n
 
 running: set[LocalContext] = set()
 inherited.when_forked(running.clear)
-
-
-class Resources:
-    """What a run holds open in the kernel: its lifeline, its sockets, the store that its ranks meet at."""
-
-    def __init__(self, files: RunFiles, nprocs: int) -> None:
-        self._run = files.private
-        guard.begin(self._run)
-        self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        self.selector = selectors.DefaultSelector()
-        inherited.keep_from_children(self.selector.fileno())
-        self.hub = Hub(files.socket, nprocs, self.selector)
-        self.rendezvous = Rendezvous(self.selector)
-        self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
-
-    def close(self) -> None:
-        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
-        what is left elsewhere."""
-        self.rendezvous.close()
-        self.hub.close()
-        inherited.forget(self.selector.fileno())
-        self.selector.close()
-        inherited.close(self.gauges)
-        inherited.close(self.lifeline)
-        guard.end(self._run)
 
 
 class LocalContext(ProcessContext):
@@ -90,8 +66,6 @@ class LocalContext(ProcessContext):
         self.nprocs = len(self.processes)
         self.cell = launch.command.filename if isinstance(launch.command, RunCell) else None
         """The running cell's file name, if a cell runs."""
-        self.outcomes: dict[int, Returned | Raised | Leaving] = {}
-        self.failures: list[Failure] = []
         self._resources = resources
         self._launch = launch  # what lies beside the payload (queues, shared tensors) must live as long as the ranks
         self._hub = resources.hub
@@ -100,11 +74,12 @@ class LocalContext(ProcessContext):
         self._tails = [LogTail(files.log(rank), rank) for rank in range(self.nprocs)]
         self._events: list[Event] = []
         self._started: set[int] = set()
-        self._stopped: dict[int, str] = {}
+        self._outcomes = Outcomes(self.processes, self.error_files, files)
+        self._stacks = Stacks(files, self.cell)
         self._announced = bytearray(self.nprocs)
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._nudge_at = math.inf
-        self._asked: set[int] = set()
+        self._asked_where = False
         self._ending: set[int] = set()
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
@@ -117,6 +92,11 @@ class LocalContext(ProcessContext):
         running.add(self)
 
     # ------------------------------------------------------------ watching
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Of the ranks that failed by themselves, in the order in which that became known."""
+        return self._outcomes.failures
 
     @property
     def over(self) -> bool:
@@ -174,7 +154,7 @@ class LocalContext(ProcessContext):
         if isinstance(event, Started):
             self._started.add(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
-            self._note_outcome(event)
+            self._outcomes.note(event)
 
     def _sense_exit(self, rank: int) -> None:
         """The sentinel tells that the rank has closed its files; it has not ended before its memory is given back, 4 ms
@@ -199,41 +179,9 @@ class LocalContext(ProcessContext):
         signals.kill_group(process.pid)
         moment = time.monotonic()
         self._events.append(Exited(rank, moment, process.exitcode))
-        self._note_exit(rank, process.exitcode, moment)
+        self._outcomes.note_exit(rank, process.exitcode, moment)
         if self.over:
             self._release()
-
-    # ------------------------------------------------------------ failures
-
-    def _note_outcome(self, event: Returned | Raised | Leaving) -> None:
-        self.outcomes[event.rank] = event
-        if isinstance(event, Raised) and (
-            event.by_quit or (event.name == "KeyboardInterrupt" and self._announced[event.rank])
-        ):
-            return  # as the person wished
-        if not isinstance(event, Returned):
-            self.failures.append(failures.told(event, self.processes[event.rank].pid, self.files))
-
-    def _note_exit(self, rank: int, code: int, moment: float) -> None:
-        outcome = self.outcomes.get(rank)
-        ended_well = isinstance(outcome, Returned) and code == 0
-        known = isinstance(outcome, (Raised, Leaving)) or rank in self._stopped or self._announced[rank]
-        if not ended_well and not known:
-            self.failures.append(self._silent(rank, code, moment))
-
-    def _silent(self, rank: int, code: int, moment: float) -> Failure:
-        return failures.silent(rank, self.processes[rank].pid, moment, code, self.error_files[rank], self.files)
-
-    def _stopped_on_request(self) -> list[Failure]:
-        """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""
-        moment = time.monotonic()
-        return [
-            failures.told(outcome, process.pid, self.files)
-            if isinstance(outcome := self.outcomes.get(rank), (Raised, Leaving))
-            else self._silent(rank, process.exitcode, moment)
-            for rank, process in enumerate(self.processes)
-            if not isinstance(self.outcomes.get(rank), Returned)
-        ]
 
     # ------------------------------------------------------------ ending
 
@@ -255,7 +203,7 @@ class LocalContext(ProcessContext):
     @property
     def stopping(self) -> bool:
         """Are there appointments, or have signals been sent?"""
-        return bool(self._ladder or self._stopped)
+        return bool(self._ladder or self._outcomes.stopped)
 
     def _climb(self) -> None:
         while self._ladder and self._ladder[0][0] <= time.monotonic():
@@ -266,8 +214,9 @@ class LocalContext(ProcessContext):
                 signals.send_to_main_thread(self.processes[rank].pid, signal.SIGINT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self._asked:
-            self._ask_stacks()
+        if not self._asked_where:
+            self._asked_where = True
+            self._stacks.ask(self._at_work())  # before they are disturbed; it takes about a millisecond
         if number == signal.SIGINT:
             # The stack is asked for just before, and that signal restarts system calls: if the interrupt comes while it
             # is handled, Python hears of it only when recv() returns. One more signal ends the call, and says no more.
@@ -278,32 +227,34 @@ class LocalContext(ProcessContext):
             if process.exitcode is not None:
                 continue
             if number == signal.SIGINT:
+                self._outcomes.interrupted.add(rank)
                 self._announced[rank] = (self._announced[rank] + 1) % 256 or 1
                 with open(self.files.interrupts, "r+b", buffering=0) as file:
                     file.write(self._announced)
-            elif rank not in self.outcomes:
-                self._stopped[rank] = how
+            elif rank not in self._outcomes.said:
+                self._outcomes.stopped.add(rank)
             self._events.append(Stopping(rank, time.monotonic(), how))
             (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(process.pid, number)
 
     # ------------------------------------------------------------ where ranks stand
 
-    def _ask_stacks(self) -> None:
-        """Have every rank that runs write its stack, before it is disturbed; it takes about a millisecond."""
-        for rank in self.sentinels.values():
-            if rank in self._started and rank not in self.outcomes and self.processes[rank].exitcode is None:
-                self._asked.add(rank)
-                signals.send_to_main_thread(self.processes[rank].pid, stacks.SIGNAL)
-
     def stacks(self, ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
-        failed = {failure.rank for failure in self.failures}
-        stood = {
-            rank: position
-            for rank in sorted(self._asked - failed)
-            if (position := positions.read(self.files.stack(rank), self.cell)) is not None
-        }
-        return positions.sentences(stood, ending)
+        return self._stacks.sentences([failure.rank for failure in self.failures], ending)
+
+    def look(self, deep: bool) -> dict[int, Stack]:
+        """The stacks of the ranks that run, as engine/stacks.py tells."""
+        return self._stacks.look(self._at_work(), deep)
+
+    def break_into(self, rank: int) -> None:
+        """Have the rank stop in the debugger, as rank/debugger.py tells."""
+        if pid := self._at_work().get(rank):
+            signals.send_to_main_thread(pid, debugger.SIGNAL)
+
+    def _at_work(self) -> dict[int, int]:
+        """The pids of the ranks that have started and not ended."""
+        ranks = [rank for rank in self.sentinels.values() if rank in self._started and rank not in self._outcomes.said]
+        return {rank: self.processes[rank].pid for rank in ranks if self.processes[rank].exitcode is None}
 
     def serve(self) -> None:
         """Let the ranks meet at MASTER_PORT though nobody may ``poll`` for a while."""
@@ -333,7 +284,7 @@ class LocalContext(ProcessContext):
             raise KeyboardInterrupt
         if not self.over:
             return False
-        unfinished = self.failures or self._stopped_on_request()
+        unfinished = self.failures or self._outcomes.unfinished(time.monotonic())
         self.close()
         if unfinished:
             raise rank_error(unfinished, self.nprocs)
@@ -355,7 +306,7 @@ class LocalContext(ProcessContext):
 
     def results(self) -> Results:
         """The ranks' values; raises ValueError while ranks run, or if one did not return."""
-        values = [outcome.value for _, outcome in sorted(self.outcomes.items()) if isinstance(outcome, Returned)]
+        values = [outcome.value for _, outcome in sorted(self._outcomes.said.items()) if isinstance(outcome, Returned)]
         if not self.over or len(values) < self.nprocs:
             raise ValueError("the ranks have not all returned: join() first")
         return Results(values)

@@ -1,4 +1,4 @@
-"""What a person can do to a run while it runs: a Stop button, and a look at one rank's own output.
+"""What a person can do to a run while it runs: stop it, see where it stands, debug a rank, look at one rank's output.
 
 Only here is ipywidgets imported, and only when a run has lasted for a moment. The controls stand in a display of their
 own, which is emptied at the end: a saved notebook holds no dead widget. Callbacks only note what was asked.
@@ -15,13 +15,14 @@ from typing import Any
 from nbspawn.notebook.pump import CommPump
 from nbspawn.render.lines import LineBuffer, strip_ansi
 from nbspawn.status import Run
-from nbspawn.views import log_path
+from nbspawn.views import Wish, log_path
 
 DELAY = 1.0  # seconds: a run that is over sooner needs no controls
 _ANSWER = 3.0  # seconds in which a front end that shows widgets says so
 _REFRESH = 0.5  # seconds between two looks at the chosen rank's log
 _TAIL = 16_000  # bytes of it
 _ALL = -1
+_DEBUG = "Stop at the next line of Python, at a debugger's prompt"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 _PANE = (
@@ -32,10 +33,10 @@ _PANE = (
 
 
 class Controls:
-    """``publish`` is the shell's display publisher. ``stops`` counts the presses of Stop."""
+    """``publish`` is the shell's display publisher. ``wishes`` are collected until somebody takes them."""
 
     def __init__(self, kernel: Any, publish: Callable[..., None]) -> None:
-        self.stops = 0
+        self.wishes: list[Wish] = []
         self._pump = CommPump(kernel)
         self._publish = publish
         self._id = f"nbspawn-{uuid.uuid4().hex}"
@@ -56,14 +57,19 @@ class Controls:
         if self._given_up or now - run.started < DELAY:
             return
         if self._panel is None:
-            self._panel = _Panel(len(run.ranks), self._stop)
+            self._panel = _Panel(len(run.ranks), self.wishes.append)
             self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
             self._shown_at = now
         self._pump()
         if self._panel.answered:
-            self._panel.refresh(run, self.stops, now)
+            self._panel.refresh(run, now)
         elif now - self._shown_at > _ANSWER:
             self.close()
+
+    def rest(self, resting: bool) -> None:
+        """While the person is asked something, the kernel hears no click: show that."""
+        if self._panel is not None:
+            self._panel.rest(resting)
 
     def close(self) -> None:
         """Leave nothing behind, and let the kernel have the messages that were not for us."""
@@ -75,9 +81,6 @@ class Controls:
             self._panel.close()
         self._pump.close()
 
-    def _stop(self) -> None:
-        self.stops += 1
-
     def _draw(self, data: dict[str, Any], update: bool) -> None:
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
 
@@ -85,22 +88,31 @@ class Controls:
 class _Panel:
     """The widgets."""
 
-    def __init__(self, nprocs: int, stop: Callable[[], None]) -> None:
+    def __init__(self, nprocs: int, wish: Callable[[Wish], None]) -> None:
         import ipywidgets  # type: ignore[import-untyped]
 
-        self._stop = ipywidgets.Button(
-            description="Stop", icon="stop", tooltip="KeyboardInterrupt in every rank", layout={"width": "auto"}
-        )
-        self._stop.on_click(lambda button: stop())
+        self._nprocs = nprocs
+        self._wish = wish
+
+        def button(name: str, icon: str, tooltip: str, pressed: Callable[[Any], None]) -> Any:
+            made = ipywidgets.Button(description=name, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+            made.on_click(pressed)
+            return made
+
+        self._stop = button("Stop", "stop", "KeyboardInterrupt in every rank", self._stop_pressed)
+        self._stacks = button("Stacks", "align-left", "Show where every rank stands", lambda _: wish(Wish("stacks")))
+        self._debug = button("Debug all", "bug", _DEBUG, lambda _: wish(Wish("debug", self._chosen)))
         self._choice = ipywidgets.Dropdown(
             options=[("output of all ranks", _ALL), *((f"output of rank {rank}", rank) for rank in range(nprocs))],
             layout={"width": "auto"},
         )
         self._pane = ipywidgets.HTML(layout={"display": "none", "width": "100%"})
-        row = ipywidgets.HBox([self._stop, self._choice])
+        self._choice.observe(self._chose, "value")
+        row = ipywidgets.HBox([self._stop, self._stacks, self._choice, self._debug])
         self._box = ipywidgets.VBox([row, self._pane])
         self._box._view_count = 0  # from then on the front end says how often it shows this
-        self._widgets = [self._stop, self._choice, self._pane, row, self._box]
+        self._buttons = [self._stop, self._stacks, self._debug]
+        self._widgets = [*self._buttons, self._choice, self._pane, row, self._box]
         self._looked = 0.0
 
     @property
@@ -113,10 +125,26 @@ class _Panel:
         """Does a front end show it?"""
         return bool(self._box._view_count)
 
-    def refresh(self, run: Run, stops: int, now: float) -> None:
-        """Say what the button does next, and show the chosen rank's newest output."""
-        if stops and self._stop.description == "Stop":
-            self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
+    @property
+    def _chosen(self) -> tuple[int, ...]:
+        """The ranks that the list names."""
+        return tuple(range(self._nprocs)) if self._choice.value == _ALL else (self._choice.value,)
+
+    def _chose(self, _: object) -> None:
+        rank = self._choice.value
+        self._debug.description = "Debug all" if rank == _ALL else f"Debug rank {rank}"
+
+    def _stop_pressed(self, _: object) -> None:
+        self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
+        self._wish(Wish("stop"))
+
+    def rest(self, resting: bool) -> None:
+        """Take no clicks for a while."""
+        for button in self._buttons:
+            button.disabled = resting
+
+    def refresh(self, run: Run, now: float) -> None:
+        """Show the chosen rank's newest output."""
         if now - self._looked < _REFRESH:
             return
         self._looked = now

@@ -29,6 +29,7 @@ class _Extension:
         shell.set_hook("complete_command", self._complete, str_key=_COMPLETED)
         shell.events.register("post_run_cell", self._after_cell)
         views.make_default = lambda: front_end.view(shell)
+        views.cell_names = self._cell_names
         atexit.register(_end_ranks)
         self._warm_up()
 
@@ -38,12 +39,18 @@ class _Extension:
         shell.strdispatchers["complete_command"].strs.pop(_COMPLETED, None)
         shell.events.unregister("post_run_cell", self._after_cell)
         views.make_default = views.StreamView
+        views.cell_names = dict
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
 
     def _complete(self, shell: Any, event: Any) -> list[str]:
         return arguments.complete(event.line)
+
+    def _cell_names(self) -> dict[str, str]:
+        """IPython 7 does not keep the numbers."""
+        numbers = getattr(self._shell.compile, "_filename_map", {})
+        return {file: f"Cell In[{number}]" for file, number in numbers.items()}
 
     def _after_cell(self, result: Any) -> None:
         """Remember which cell made fork unsafe, and have what the notebook imported ready for the next run."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbspawn.messages import ClearOutput, DisplayData, Event, InputReply, Printed
 from nbspawn.notebook.controls import Controls
 from nbspawn.notebook.displays import RankDisplays
-from nbspawn.render import html, profile, text
+from nbspawn.render import html, profile, stacks, text
+from nbspawn.render.stacks import Stack
 from nbspawn.status import Run
-from nbspawn.views import StreamView, source
+from nbspawn.views import StreamView, Wish, source
 
 REDRAW = 0.1  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -22,8 +23,8 @@ class NotebookView(StreamView):
     """One display that is updated in place, so that a saved notebook holds the last state, readable with no kernel.
 
     ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all;
-    ``lines`` unfolds where the time went; ``controls`` adds a Stop button and a look at one rank's output, where a
-    front end shows them.
+    ``lines`` unfolds where the time went; ``controls`` adds buttons and a look at one rank's output, where a front
+    end shows them.
     """
 
     budget = 170_000
@@ -40,10 +41,13 @@ class NotebookView(StreamView):
         self._displays = RankDisplays(shell.display_pub.publish, self._say)
         self._controls = Controls(shell.kernel, shell.display_pub.publish) if controls else None
 
-    @property
-    def stops(self) -> int:
-        """How often the person has pressed Stop in the view."""
-        return self._controls.stops if self._controls is not None else 0
+    def wishes(self) -> Sequence[Wish]:
+        """The buttons that the person has pressed."""
+        if self._controls is None:
+            return ()
+        wishes = [*self._controls.wishes]
+        self._controls.wishes.clear()
+        return wishes
 
     def open(self, run: Run) -> None:
         """The table comes first, above all that the ranks will print."""
@@ -77,7 +81,22 @@ class NotebookView(StreamView):
         """The table stands still until the answer comes, so it has to be true."""
         if self.run != self._drawn:
             self._draw(self.run, update=True)
-        return super().ask(prompt, password)
+        if self._controls is None:
+            return super().ask(prompt, password)
+        self._controls.rest(True)
+        try:
+            return super().ask(prompt, password)
+        finally:
+            self._controls.rest(False)
+
+    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
+        """As an output of its own."""
+        self.release()
+        now = time.monotonic()
+        data = {"text/plain": "\n".join([title, *stacks.text(found, self.run, now, source)])}
+        if self._kind != "text":
+            data["text/html"] = stacks.html(title, found, self.run, now, source, open_=not fold)
+        self._shell.display_pub.publish(data=data, metadata={})
 
     def close(self, run: Run) -> bool:
         """The final state stays."""

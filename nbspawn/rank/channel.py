@@ -37,6 +37,7 @@ class Channel:
             after_in_child=self._send_lock.release,
         )
         self.sending = 0
+        self.asking = False
         self.on_sent: list[Any] = []
         self.on_leaving: list[Callable[[], None]] = []
         """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
@@ -90,8 +91,12 @@ class Channel:
     def ask(self, request: InputRequest) -> InputReply:
         """Send a question and wait for its answer; threads of one rank take turns."""
         with self._ask_lock:
-            self.send(request)
-            reply = self.receive()
+            self.asking = True
+            try:
+                self.send(request)
+                reply = self.receive()
+            finally:
+                self.asking = False
             assert isinstance(reply, InputReply)
             return reply
 

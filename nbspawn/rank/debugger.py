@@ -7,6 +7,9 @@ pdb's classes themselves, since all these debuggers are made of them, however th
 - an interrupt ends the session: pdb and IPython swallow it, and the rank would stay at its prompt;
 - SIGINT stays ours: pdb takes it over at ``continue``;
 - the frames above the person's code (under fork those of the kernel, too) are neither shown nor stepped through.
+
+On a signal (``SIGNAL``) the rank stops where it is: Python runs the handler before its next line, and when the signal
+has cut a system call short (``sleep``, a lock) at once; a call into native code has to return first.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import bdb
 import code
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +31,14 @@ from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.outcome import Outcome
 from nbspawn.rank.process import Interrupts
+from nbspawn.rank.sampler import is_library
 from nbspawn.status import is_echo
 
+# A real-time signal, as in rank/stacks.py.
+SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+
 _RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MAIN = os.path.join(_RANK, "main.py")
 _RUNS_CELLS = tuple(
     os.path.join(*path)
     for path in (
@@ -64,6 +73,7 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
     pdb.Pdb.nosigint = property(lambda debugger: True, lambda debugger, value: None)  # type: ignore[attr-defined]
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _breakpoint
+    signal.signal(SIGNAL, _rank.break_in)
     yield
 
 
@@ -76,6 +86,11 @@ def adapt(kind: type) -> None:
     ):
         setattr(kind, name, adapted(getattr(kind, name)))
     kind.do_interact = _interact  # type: ignore[attr-defined]
+
+
+def not_yet() -> None:
+    """Until the person's code can be debugged, their wish for it must not end the rank."""
+    signal.signal(SIGNAL, signal.SIG_IGN)
 
 
 def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: BaseException) -> None:
@@ -121,9 +136,42 @@ class _Rank:
         self._rank = info.rank
         self._channel = channel
         self._inside = False
+        self._broken_into = False
         self._entered: CodeType | None = None  # the person's function, where no cell runs
         self._cell = command.filename if isinstance(command, RunCell) else None
         self._names = command.names if isinstance(command, RunCell) else {}
+
+    def break_in(self, signum: int, frame: FrameType | None) -> None:
+        """The signal's handler: stop in the person's innermost frame, with what it has called below it."""
+        if self._inside or self._channel.asking:
+            return  # the person has a prompt of this rank
+        if self._channel.sending:  # half a message, and the debugger has its own to send
+            self._channel.on_sent.append(lambda: self.break_in(signum, frame))
+            return
+        while frame is not None and frame.f_code.co_filename.startswith(_RANK):
+            frame = frame.f_back
+        if frame is None:
+            return
+        debugger = _make()
+        if self._in_the_persons_call(frame):
+            self._broken_into = True
+            debugger.set_trace(frame)
+        elif self._cell is not None:  # IPython prepares the cell, or runs a command for it: at the next line of theirs
+            bdb.Bdb.set_trace(debugger, frame)
+
+    def _in_the_persons_call(self, frame: FrameType) -> bool:
+        calls = list(_calls(frame))
+        if self._cell is not None:
+            return any(called.f_code.co_filename in self._names for called in calls)
+        caller = calls[-1].f_back if calls else None
+        return caller is not None and caller.f_code.co_filename == _MAIN
+
+    def _persons(self, frame: FrameType) -> FrameType:
+        """The innermost frame that is not a library's, of those that led to this one; else this one."""
+        for called in _calls(frame):
+            if called.f_code.co_filename in self._names or not is_library(called.f_code.co_filename):
+                return called
+        return frame
 
     def telling(self, interaction: Callable[..., None]) -> Callable[..., None]:
         """Tell the kernel of each session, once: IPython's ``interaction`` calls pdb's."""
@@ -135,7 +183,8 @@ class _Rank:
             self._inside = True
             if self._cell is None and frame is not None:
                 self._entered = [called.f_code for called in _calls(frame)][-1]
-            self._channel.send(Stopped(self._rank, time.monotonic(), _place(frame, *args), frame is None))
+            shown = self._persons(frame) if self._broken_into and frame is not None else frame
+            self._channel.send(Stopped(self._rank, time.monotonic(), _place(shown, *args), frame is None))
             try:
                 interaction(debugger, frame, *args, **kwargs)
             except _Interrupted:
@@ -158,6 +207,9 @@ class _Rank:
                 first = files.index(self._cell, first)
             for frame, _ in stack:
                 frame.f_trace_lines = True  # the sampler marks library frames with it (rank/sampler.py)
+            if self._broken_into:
+                self._broken_into = False
+                current = [frame for frame, _ in stack].index(self._persons(stack[-1][0]))
             return stack[first:], max(0, current - first)
 
         return below
@@ -214,6 +266,8 @@ def _leaving(cmdloop: Callable[..., None]) -> Callable[..., None]:
             cmdloop(debugger, intro)
         except KeyboardInterrupt:
             raise _Interrupted from None
+        if sys.version_info < (3, 13) and debugger.curframe is not None:  # what the person has assigned there
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(debugger.curframe), ctypes.c_int(0))
 
     return leaving
 
@@ -238,8 +292,6 @@ def _at_once(set_trace: Callable[..., None]) -> Callable[..., None]:
         set_trace(debugger, frame, **kwargs)
         sys.settrace(None)
         debugger.interaction(frame, None)
-        if sys.version_info < (3, 13):  # what the person has assigned; a trace function would write it back by itself
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if debugger.quitting:
             raise bdb.BdbQuit
         if debugger.stoplineno != -1 or debugger.breaks:

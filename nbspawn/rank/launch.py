@@ -55,6 +55,10 @@ class RunFiles:
         """Where faulthandler writes the rank's stack when it is asked for it."""
         return self.private / f"stack-{rank}"
 
+    def threads(self, rank: int) -> Path:
+        """Where the rank then writes what its other threads do."""
+        return self.private / f"threads-{rank}"
+
 
 class SentFd:
     """A file descriptor as an argument of a process that is being started; multiprocessing duplicates it on the way."""

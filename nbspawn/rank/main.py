@@ -45,6 +45,7 @@ def main(rank: int, launch: Launch) -> None:
     environment.serve_own_rendezvous()
     stacks.report_crashes(launch.files.crash(rank))
     stacks.answer(launch.files.stack(rank))
+    debugger.not_yet()
     channel = Channel(launch.files.socket)
     interrupts = process.Interrupts(launch.files.interrupts, rank)
     interrupts.install(channel)

@@ -22,6 +22,7 @@ from nbspawn.messages import Frame, Position, RunCell, Sampled
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.gauges import Gauges
 from nbspawn.rank.launch import RankInfo
+from nbspawn.rank.stacks import OtherThreads
 
 # Seconds between two looks, and, at least, between two messages: while the run is young (a short one has a profile
 # too), and afterwards, when there is more to be lost.
@@ -82,6 +83,7 @@ class Sampler:
         self.going_on.acquire()
         self._rank = info.rank
         self._channel = channel
+        self._others = OtherThreads(info.launch.files, info.rank)
         self._cells = {command.filename, *command.sources} if isinstance(command, RunCell) else set()
         self.gauges = Gauges(info.launch.files.gauges, info.rank)
         self._main = threading.main_thread().ident
@@ -104,6 +106,7 @@ class Sampler:
             now = time.monotonic()
             interval, spacing = _PACE_YOUNG if now < young_until else _PACE
             here, fresh = self._look()
+            self._others.tell()
             if now - measured >= _MEASURE:
                 measured = now
                 self.gauges.write(now)
@@ -158,9 +161,14 @@ class Sampler:
     def _is_own(self, file: str) -> bool:
         own = self._own.get(file)
         if own is None:
-            own = file in self._cells or file.startswith("<ipython-input") or not _LIBRARY.match(file)
+            own = file in self._cells or not is_library(file)
             self._own[file] = own
         return own
+
+
+def is_library(file: str) -> bool:
+    """Is the file installed, or no file at all ('<string>')? A cell of IPython 7 counts as a file."""
+    return not file.startswith("<ipython-input") and _LIBRARY.match(file) is not None
 
 
 def _waiting(position: Position) -> Position:

@@ -1,0 +1,37 @@
+"""What a run holds open in the kernel."""
+
+from __future__ import annotations
+
+import os
+import selectors
+
+from nbspawn.engine import inherited
+from nbspawn.engine.channel import Hub
+from nbspawn.engine.guard import guard
+from nbspawn.engine.rendezvous import Rendezvous
+from nbspawn.rank.launch import RunFiles
+
+
+class Resources:
+    """The lifeline, the sockets, the store that the ranks meet at."""
+
+    def __init__(self, files: RunFiles, nprocs: int) -> None:
+        self._run = files.private
+        guard.begin(self._run)
+        self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self.selector = selectors.DefaultSelector()
+        inherited.keep_from_children(self.selector.fileno())
+        self.hub = Hub(files.socket, nprocs, self.selector)
+        self.rendezvous = Rendezvous(self.selector)
+        self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
+        what is left elsewhere."""
+        self.rendezvous.close()
+        self.hub.close()
+        inherited.forget(self.selector.fileno())
+        self.selector.close()
+        inherited.close(self.gauges)
+        inherited.close(self.lifeline)
+        guard.end(self._run)

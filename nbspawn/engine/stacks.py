@@ -1,0 +1,146 @@
+"""Where ranks stand: asks them for their stacks, and reads what they write (rank/stacks.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from nbspawn.engine import native, signals
+from nbspawn.messages import Frame
+from nbspawn.rank import stacks
+from nbspawn.rank.launch import RunFiles
+from nbspawn.render.stacks import Stack
+from nbspawn.status import name_ranks
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_TICK = 0.002  # seconds
+_STEADY = 0.01  # seconds without a new line: the stack is whole
+_ANSWER = 0.2  # seconds; it takes a rank a millisecond, also in native code
+_THREADS_ANSWER = 0.5  # seconds: the sampler looks a few times a second
+
+
+class Stacks:
+    """Those of one run's ranks; ``cell`` is the file name of the cell that they run, if they run one."""
+
+    def __init__(self, files: RunFiles, cell: str | None) -> None:
+        self._files = files
+        self._cell = cell
+        self._asked: dict[int, int] = {}
+
+    def ask(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Have these ranks write their stacks; returns at once, and works from inside native code. The sizes of their
+        files before."""
+        self._asked = {rank: _size(self._files.stack(rank)) for rank in pids}
+        for pid in pids.values():
+            signals.send_to_main_thread(pid, stacks.SIGNAL)
+        return self._asked
+
+    def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
+        """The stacks of these ranks as they are now, within 0.2 s; an empty one of a rank that does not answer.
+
+        ``deep`` looks at the other threads too (another 0.5 s if a rank holds Python's lock) and, where py-spy is
+        installed, at the frames of native code, in one rank of those that stand at the same place.
+        """
+        before = self.ask(pids)
+        _until(lambda: all(_size(self._files.stack(rank)) > size for rank, size in before.items()), _ANSWER)
+        sizes = {rank: _steady_size(self._files.stack(rank)) for rank in pids}
+        found = {
+            rank: Stack(_read(self._files.stack(rank)) if sizes[rank] > before[rank] else ()) for rank in sorted(pids)
+        }
+        if deep:
+            _until(lambda: all(self._threads(rank, size) is not None for rank, size in sizes.items()), _THREADS_ANSWER)
+            found = {rank: Stack(one.frames, self._threads(rank, sizes[rank]) or ()) for rank, one in found.items()}
+            found = native.added(found, pids)
+        return found
+
+    def sentences(self, besides: Iterable[int], ending: str) -> list[str]:
+        """Where the ranks stood that were asked last, but for ``besides``: 'Ranks 0 and 3 were at line 12, in wait.'"""
+        groups: dict[str, list[int]] = {}
+        for rank in sorted(self._asked.keys() - set(besides)):
+            path = self._files.stack(rank)
+            if _size(path) > self._asked[rank] and (frames := _read(path)):
+                groups.setdefault(self._place(frames), []).append(rank)
+        told = []
+        for place, ranks in groups.items():
+            verb = "was" if len(ranks) == 1 else "were"
+            told.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
+        return told
+
+    def _place(self, frames: tuple[Frame, ...]) -> str:
+        innermost = frames[-1]
+        if self._cell is None:
+            return told(innermost)
+        in_cell = [frame for frame in frames if frame.file == self._cell]
+        if not in_cell:
+            return "not in the cell's code"
+        return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
+
+    def _threads(self, rank: int, size: int) -> tuple[tuple[str, tuple[Frame, ...]], ...] | None:
+        """What the rank's other threads do, if it has told so since its stack had that size."""
+        try:
+            answer = json.loads(self._files.threads(rank).read_text())
+        except FileNotFoundError:
+            return None
+        if answer["size"] != size:
+            return None
+        return tuple((name, tuple(Frame(*frame) for frame in frames)) for name, frames in answer["threads"])
+
+
+def told(frame: Frame) -> str:
+    """'in sleep (test.py, line 3)'."""
+    return f"in {frame.name} ({Path(frame.file).name}, line {frame.line})"
+
+
+def frames(text: str) -> tuple[Frame, ...]:
+    """The last stack in what faulthandler wrote, outermost frame first, from the person's outermost on."""
+    found = _FRAME.finditer(text.rpartition("hread 0x")[2])
+    return stacks.persons(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
+
+
+def crash(path: Path) -> str:
+    """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the person's."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    lines = text.partition("\n\nExtension modules:")[0].splitlines()
+    ours = [number for number, line in enumerate(lines) if any(part in line for part in _BELOW_THE_PERSON)]
+    return "\n".join(lines[: ours[0]] if ours else lines)
+
+
+_BELOW_THE_PERSON = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}rank{os.sep}")
+
+
+def _read(path: Path) -> tuple[Frame, ...]:
+    try:
+        return frames(path.read_text("utf-8", "replace"))
+    except FileNotFoundError:
+        return ()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _steady_size(path: Path) -> int:
+    """faulthandler writes frame by frame, and no end."""
+    size, since = _size(path), time.monotonic()
+    end = since + _ANSWER
+    while time.monotonic() < min(end, since + _STEADY):
+        time.sleep(_TICK)
+        if (now := _size(path)) != size:
+            size, since = now, time.monotonic()
+    return size
+
+
+def _until(happened: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not happened() and time.monotonic() < end:
+        time.sleep(_TICK)
