@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nbspawn import views
 from nbspawn.engine.launch import FunctionJob, Options, settle, start
 from nbspawn.engine.local import LocalContext
 from nbspawn.results import Results
@@ -60,7 +61,7 @@ def spawn(
     """
     options = Options(start_method, backend, env or {}, devices, threads, log_dir, pdb, daemon)
     session = Session(nprocs, options, timeout, grace_period, view)
-    job = FunctionJob(fn, args)
+    job = FunctionJob(fn, args, views.cell_names())
     if join:
         return session.run(job)
     context = start(job, nprocs, *settle(job, start_method), options)
@@ -82,7 +83,7 @@ def start_processes(
     otherwise, which are torch's ProcessRaisedException and ProcessExitedException; its peers get SIGTERM at once.
     Without, it returns a context to ``join``.
     """
-    job = FunctionJob(fn, args)
+    job = FunctionJob(fn, args, views.cell_names())
     context = start(job, nprocs, *settle(job, start_method), Options(start_method, daemon=daemon))
     if not join:
         context.serve()

@@ -208,9 +208,11 @@ class Exited:
 
 @dataclass(frozen=True)
 class RunFunction:
-    """Call ``fn(rank, *args)``. ``job`` is the header of the packed ``(fn, args)``, None if they are inherited."""
+    """Call ``fn(rank, *args)``. ``job`` is the header of the packed ``(fn, args)``, None if they are inherited.
+    ``names`` are what IPython calls the notebook's cells, by file name."""
 
     job: Any
+    names: Mapping[str, str]
 
 
 @dataclass(frozen=True)

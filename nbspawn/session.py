@@ -63,8 +63,7 @@ class Session:
             context = start(job, self.nprocs, choice, packed, self.options)
             watch = _Watch(self, context, view, interrupted)
             logs = str(context.files.logs)
-            names = job.names or views.cell_names()
-            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source, names)
+            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source, job.names)
             cut = True
             try:
                 try:

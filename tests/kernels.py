@@ -109,6 +109,11 @@ class Reply:
         return [output["data"] for output in rich[1:] if output["data"]]
 
     @property
+    def stacks(self) -> list[dict[str, str]]:
+        """The mime bundles that say where ranks stand."""
+        return [data for data in self.shown if data.get("text/plain", "").startswith("Where the ranks stand")]
+
+    @property
     def result(self) -> str:
         """The text of Out[n]."""
         return "".join(output["data"]["text/plain"] for output in self.outputs if output["type"] == "execute_result")

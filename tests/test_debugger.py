@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Cell, Kernel, Reply, plain, wait_gone, wait_until
+from kernels import Kernel, Reply, plain, wait_gone, wait_until
+from people import PEOPLE, Person
 
 
 @pytest.fixture(params=["fork", "forkserver", "spawn"])
@@ -33,53 +34,12 @@ def pids(reply: Reply) -> list[int]:
     return found
 
 
-PEOPLE: list[Person] = []
-
-
 @pytest.fixture
 def kernel(kernel: Kernel) -> Iterator[Kernel]:
-    """A test that fails leaves nobody at a prompt: the next one uses the same kernel."""
+    """A test that fails leaves nobody at a prompt."""
     yield kernel
     while PEOPLE:
-        person = PEOPLE.pop()
-        if person.kernel is kernel and not person.cell.over:
-            kernel.interrupt()
-            person.cell.wait()
-
-
-class Person:
-    """Answers prompts one by one, and reads what was printed meanwhile."""
-
-    def __init__(self, kernel: Kernel, code: str) -> None:
-        self.kernel = kernel
-        self.cell: Cell = kernel.submit(code)
-        PEOPLE.append(self)
-        self._answered = 0
-
-    def prompt(self) -> str:
-        """Wait for the next question."""
-        self.cell.asked(self._answered + 1)
-        self._catch_up()
-        return self.cell.reply.prompts[self._answered][0]
-
-    def say(self, *lines: str) -> str:
-        """Answer that many questions; what was printed until the next one, or until the cell ended."""
-        before = len(self.cell.reply.text())
-        for line in lines:
-            self.prompt()
-            self._answered += 1
-            self.kernel.answer(line)
-        self.cell._read(
-            lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
-        )
-        self._catch_up()
-        return plain(self.cell.reply.text()[before:])
-
-    def _catch_up(self) -> None:
-        """The question may overtake the text that was printed before it: they come over two sockets."""
-        while late := self.kernel.messages():
-            for channel, message in late:
-                self.cell.take(channel, message)
+        PEOPLE.pop().leave()
 
 
 REDUCED = """%%spawn 3 -b gloo -m {method} -o out
@@ -338,3 +298,209 @@ def test_two_ranks_differ_and_their_output_is_not_mixed(kernel: Kernel) -> None:
     )
     person.say("all c")
     ok(person.cell.wait())
+
+
+LOOPS = """%%spawn 3 -b gloo -m {method} -o out
+import torch, torch.distributed as dist
+x = torch.tensor([float(rank)])
+if rank == 1:
+    x += wait_for(1000)
+dist.all_reduce(x)
+x.item()"""
+
+
+@pytest.fixture
+def looping(kernel: Kernel) -> Kernel:
+    ok(
+        kernel.execute(
+            "import time\ndef wait_for(limit):\n    count = 0\n    while count < limit:\n        time.sleep(600)\n"
+            "        count += 1\n    return count"
+        )
+    )
+    return kernel
+
+
+def test_break_into_a_rank_that_runs(looping: Kernel, method: str) -> None:
+    person = Person(looping, LOOPS.format(method=method))
+    person.see_controls()
+    person.until(lambda: "wait_for" in person.cell.reply.table["text/plain"], "rank 1 is there")
+    person.choose(2)
+    person.until(lambda: "Debug rank 1" in str(person.models), "the button says which rank")
+    person.click("Debug rank 1")
+    assert person.prompt() == "[1] ipdb> "
+    shown = plain(person.cell.reply.text())
+    assert "wait_for" in shown and re.search(r"-+> 5         time.sleep\(600\)", shown), "where it stands, at once"
+    assert {person.models[person.button(name)]["disabled"] for name in ("Stop", "Stacks", "Debug rank 1")} == {True}
+    assert "(0, 1000)" in person.say("p count, limit")
+    assert re.search(r"-+> 5     x \+= wait_for\(1000\)", person.say("u"))
+    person.say("d", "!count = 2000")
+    person.say_last("c")
+    person.click("Stop")
+    assert person.cell.wait().ename == "KeyboardInterrupt"
+
+
+def test_break_into_a_function_that_spawn_runs(looping: Kernel, method: str) -> None:
+    cell = f"""import nbspawn
+def main(rank, limit):
+    if rank == 0: return wait_for(limit)
+    return rank
+nbspawn.spawn(main, (3,), nprocs=2, start_method={method!r})"""
+    person = Person(looping, cell)
+    person.see_controls()
+    person.until(lambda: "time.sleep" in person.cell.reply.table["text/plain"], "rank 0 is there")
+    person.choose(1)
+    person.until(lambda: "Debug rank 0" in str(person.models), "the button says which rank")
+    person.click("Debug rank 0")
+    assert person.prompt().startswith("[0] ")
+    assert "0" in person.say("p count")
+    where = person.say("w")
+    assert "main" in where and "wait_for" in where and "nbspawn/" not in where
+    person.say("q")
+    assert person.cell.wait().ename == "KeyboardInterrupt"
+
+
+def test_break_into_a_rank_in_native_code(kernel: Kernel, method: str) -> None:
+    cell = f"""%%spawn 2 -m {method} -b gloo -o out
+import time, torch.distributed as dist
+over = 0
+if rank:
+    dist.barrier()
+    over = 1
+else:
+    while not over: time.sleep(0.01)
+    dist.barrier()
+over"""
+    person = Person(kernel, cell)
+    person.see_controls()
+    person.until(lambda: "waiting" in person.cell.reply.table["text/plain"], "rank 1 is in native code")
+    person.choose(2)
+    person.until(lambda: "Debug rank 1" in str(person.models), "the button says which rank")
+    person.click("Debug rank 1")
+    person.cell.until("[1] waiting, line 5: dist.barrier()\nRank 1 will stop at the next line of Python")
+    person.choose(0)
+    person.until(lambda: "Debug all" in str(person.models), "the button says which rank")
+    person.click("Debug all")
+    assert person.prompt() == "[0] ipdb> "
+    person.say("!over = 5")
+    person.say("c")
+    assert person.prompt() == "[1] ipdb> ", "when its call has returned"
+    person.say("c")
+    ok(person.cell.wait())
+    assert kernel.value("list(out)") == [5, 1]
+
+
+def test_break_into_a_rank_before_its_first_line(kernel: Kernel, tmp_path: Path, method: str) -> None:
+    cell = f"""%%spawn 1 -m {method} -o out
+!touch {tmp_path / "in"}; while [ ! -e {tmp_path / "go"} ]; do sleep 0.01; done
+x = 5
+x"""
+    person = Person(kernel, cell)
+    person.see_controls()
+    wait_until((tmp_path / "in").exists, "the command runs")
+    person.click("Debug all")
+    person.cell.until("Rank 0 will stop at the next line of Python")
+    (tmp_path / "go").touch()
+    person.prompt()
+    assert re.search(r"-+> 3 x = 5", plain(person.cell.reply.text()))
+    person.say("n", "!x = 7", "c")
+    ok(person.cell.wait())
+    assert kernel.value("out[0]") == 7
+
+
+def test_a_rank_that_is_broken_into_while_it_displays_and_prints(kernel: Kernel, method: str) -> None:
+    cell = f"""%%spawn 1 -m {method} -o out
+from IPython.display import display, HTML
+count, go = 0, True
+handle = display(HTML('0'), display_id=True)
+while go:
+    count += 1
+    handle.update(HTML(str(count)))
+count"""
+    person = Person(kernel, cell)
+    person.see_controls()
+    person.until(lambda: "HTML object" in str(person.cell.reply.shown), "the first display")
+    for _ in range(5):
+        person.click("Debug all")
+        person.prompt()
+        assert "True" in person.say("p go")
+        person.say_last("c")
+    person.click("Debug all")
+    person.prompt()
+    person.say("!go = False")
+    person.say("c")
+    ok(person.cell.wait())
+    assert kernel.value("out[0]") > 5
+
+
+GIL = """%%spawn 3 -b gloo -g 1 {options}
+import collections, itertools, threading, torch.distributed as dist
+def stuck(n):
+    return collections.deque(itertools.repeat(0, n), 0)
+if rank == 1:
+    stuck(10**12)
+threading.Thread(target=threading.Event().wait, args=(600,), name="loader", daemon=True).start()
+dist.barrier()"""
+
+
+def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
+    person = Person(kernel, GIL.format(options=""))
+    person.see_controls()
+    person.until(lambda: person.cell.reply.table["text/plain"].count("waiting") == 2, "ranks 0 and 2 wait")
+    person.click("Stacks")
+    person.until(lambda: person.cell.reply.stacks, "they are shown")
+    person.click("Stop")
+    [shown] = person.cell.reply.stacks
+    text = plain(shown["text/plain"])
+    waiting = text.index("Ranks 0 and 2, waiting")
+    holding = text.index("Rank 1:")
+    number = re.search(r"Cell In\[(\d+)\]", text)[1]  # type: ignore[index]
+    assert waiting < text.index(f"Cell In[{number}], line 8\n      dist.barrier()") < holding
+    assert "torch/distributed/distributed_c10d.py" in text[:holding] and "thread loader: " in text[:holding]
+    assert f"Cell In[{number}], line 6\n      stuck(10**12)" in text[holding:]
+    assert f"Cell In[{number}], line 4, in stuck\n" in text[holding:]
+    assert "nbspawn" not in text and "interactiveshell" not in text
+    assert "<details open>" in shown["text/html"] and "1 other thread" in shown["text/html"]
+    person.cell.wait()
+
+
+def test_stacks_when_the_time_is_out(kernel: Kernel) -> None:
+    reply = kernel.execute(GIL.format(options="-t 2"))
+    assert reply.ename == "RunTimeoutError"
+    assert "Ranks 0 and 2, waiting" in reply.traceback and "dist.barrier()" in reply.traceback
+    assert "Rank 1:" in reply.traceback and "in stuck\n" in reply.traceback
+
+
+def test_stacks_at_the_second_interrupt(kernel: Kernel) -> None:
+    cell = """%%spawn 2 -g 60
+import time
+def tidy():
+    print("tidying")
+    time.sleep(600)
+try:
+    print("begun")
+    time.sleep(600)
+finally:
+    tidy()"""
+    cell_ = kernel.submit(cell)
+    cell_.until("begun")
+    kernel.interrupt()
+    cell_.until("tidying")
+    kernel.interrupt()
+    reply = cell_.wait()
+    assert reply.ename == "KeyboardInterrupt"
+    first, _, second = reply.traceback.partition("When they were killed:")
+    assert "line 8" in first and "line 5, in tidy\n      time.sleep(600)" in second
+
+
+def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
+    ok(kernel.execute("import nbspawn.session\nnbspawn.session._LONG_STALL = 1.0"))
+    try:
+        person = Person(kernel, GIL.format(options=""))
+        person.until(lambda: person.cell.reply.stacks, "they are shown")
+        kernel.interrupt()
+        reply = person.cell.wait()
+    finally:
+        kernel.execute("nbspawn.session._LONG_STALL = 30.0")
+    [shown] = reply.stacks
+    assert "Ranks 0 and 2, waiting" in shown["text/plain"] and "in stuck" in shown["text/plain"]
+    assert "<details>" in shown["text/html"]

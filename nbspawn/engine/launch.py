@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.multiprocessing
 
@@ -60,9 +60,10 @@ class FunctionJob:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What IPython calls the notebook's cells, by file name."""
     kind = "function"
     source = ()
-    names: ClassVar[Mapping[str, str]] = {}
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -72,11 +73,11 @@ class FunctionJob:
     def pack(self) -> tuple[payload.Packed, RunFunction]:
         """Everything by value that the function uses of ``__main__``."""
         packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]))
-        return packed, RunFunction(packed.describe())
+        return packed, RunFunction(packed.describe(), self.names)
 
     def inherited(self) -> tuple[Any, RunFunction]:
         """Under fork nothing travels."""
-        return self.variables, RunFunction(None)
+        return self.variables, RunFunction(None, self.names)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class LocalContext(ProcessContext):
         self._tails = [LogTail(files.log(rank), rank) for rank in range(self.nprocs)]
         self._events: list[Event] = []
         self._started: set[int] = set()
+        self._to_break: set[int] = set()
         self._outcomes = Outcomes(self.processes, self.error_files, files)
         self._stacks = Stacks(files, self.cell)
         self._announced = bytearray(self.nprocs)
@@ -153,6 +154,8 @@ class LocalContext(ProcessContext):
         self._events.append(event)
         if isinstance(event, Started):
             self._started.add(event.rank)
+            if event.rank in self._to_break:
+                self.break_into(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
             self._outcomes.note(event)
 
@@ -247,8 +250,10 @@ class LocalContext(ProcessContext):
         return self._stacks.look(self._at_work(), deep)
 
     def break_into(self, rank: int) -> None:
-        """Have the rank stop in the debugger, as rank/debugger.py tells."""
-        if pid := self._at_work().get(rank):
+        """Have the rank stop in the debugger, as rank/debugger.py tells; one that starts, at its first line."""
+        if rank not in self._started:
+            self._to_break.add(rank)
+        elif pid := self._at_work().get(rank):
             signals.send_to_main_thread(pid, debugger.SIGNAL)
 
     def _at_work(self) -> dict[int, int]:

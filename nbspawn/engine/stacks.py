@@ -17,6 +17,7 @@ from nbspawn.render.stacks import Stack
 from nbspawn.status import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_BEGIN = "(most recent call first):"
 _TICK = 0.002  # seconds
 _STEADY = 0.01  # seconds without a new line: the stack is whole
 _ANSWER = 0.2  # seconds; it takes a rank a millisecond, also in native code
@@ -31,13 +32,16 @@ class Stacks:
         self._cell = cell
         self._asked: dict[int, int] = {}
 
-    def ask(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Have these ranks write their stacks; returns at once, and works from inside native code. The sizes of their
-        files before."""
-        self._asked = {rank: _size(self._files.stack(rank)) for rank in pids}
+    def ask(self, pids: Mapping[int, int]) -> None:
+        """Have these ranks write their stacks, for ``sentences``; returns at once, works from inside native code."""
+        self._asked = self._send(pids)
+
+    def _send(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """The sizes of their files before."""
+        sizes = {rank: _size(self._files.stack(rank)) for rank in pids}
         for pid in pids.values():
             signals.send_to_main_thread(pid, stacks.SIGNAL)
-        return self._asked
+        return sizes
 
     def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
         """The stacks of these ranks as they are now, within 0.2 s; an empty one of a rank that does not answer.
@@ -45,12 +49,10 @@ class Stacks:
         ``deep`` looks at the other threads too (another 0.5 s if a rank holds Python's lock) and, where py-spy is
         installed, at the frames of native code, in one rank of those that stand at the same place.
         """
-        before = self.ask(pids)
+        before = self._send(pids)
         _until(lambda: all(_size(self._files.stack(rank)) > size for rank, size in before.items()), _ANSWER)
         sizes = {rank: _steady_size(self._files.stack(rank)) for rank in pids}
-        found = {
-            rank: Stack(_read(self._files.stack(rank)) if sizes[rank] > before[rank] else ()) for rank in sorted(pids)
-        }
+        found = {rank: Stack(_read(self._files.stack(rank), before[rank])) for rank in sorted(pids)}
         if deep:
             _until(lambda: all(self._threads(rank, size) is not None for rank, size in sizes.items()), _THREADS_ANSWER)
             found = {rank: Stack(one.frames, self._threads(rank, sizes[rank]) or ()) for rank, one in found.items()}
@@ -61,8 +63,7 @@ class Stacks:
         """Where the ranks stood that were asked last, but for ``besides``: 'Ranks 0 and 3 were at line 12, in wait.'"""
         groups: dict[str, list[int]] = {}
         for rank in sorted(self._asked.keys() - set(besides)):
-            path = self._files.stack(rank)
-            if _size(path) > self._asked[rank] and (frames := _read(path)):
+            if frames := _read(self._files.stack(rank), self._asked[rank]):
                 groups.setdefault(self._place(frames), []).append(rank)
         told = []
         for place, ranks in groups.items():
@@ -96,8 +97,8 @@ def told(frame: Frame) -> str:
 
 
 def frames(text: str) -> tuple[Frame, ...]:
-    """The last stack in what faulthandler wrote, outermost frame first, from the person's outermost on."""
-    found = _FRAME.finditer(text.rpartition("hread 0x")[2])
+    """The first stack in what faulthandler wrote, outermost frame first, from the person's outermost on."""
+    found = _FRAME.finditer("".join(text.split(_BEGIN, 2)[1:2]))
     return stacks.persons(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
 
 
@@ -115,9 +116,9 @@ def crash(path: Path) -> str:
 _BELOW_THE_PERSON = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}rank{os.sep}")
 
 
-def _read(path: Path) -> tuple[Frame, ...]:
+def _read(path: Path, start: int) -> tuple[Frame, ...]:
     try:
-        return frames(path.read_text("utf-8", "replace"))
+        return frames(path.read_bytes()[start:].decode("utf-8", "replace"))
     except FileNotFoundError:
         return ()
 

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from nbspawn.messages import Frame, Raised, Resumed, RunCell, Stopped
@@ -39,6 +39,7 @@ SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 
 _RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAIN = os.path.join(_RANK, "main.py")
+_PACKAGE = os.path.dirname(os.path.dirname(_RANK)) + os.sep
 _RUNS_CELLS = tuple(
     os.path.join(*path)
     for path in (
@@ -52,6 +53,8 @@ _RUNS_CELLS = tuple(
 class _Interrupted(BaseException):
     """A KeyboardInterrupt at the prompt, under a name that neither pdb nor IPython handles."""
 
+
+_early: list[int] = []
 
 _rank: _Rank
 """Of this process."""
@@ -74,6 +77,8 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _breakpoint
     signal.signal(SIGNAL, _rank.break_in)
+    if _early:
+        _rank.break_in(SIGNAL, sys._getframe())
     yield
 
 
@@ -89,8 +94,8 @@ def adapt(kind: type) -> None:
 
 
 def not_yet() -> None:
-    """Until the person's code can be debugged, their wish for it must not end the rank."""
-    signal.signal(SIGNAL, signal.SIG_IGN)
+    """Until the rank can be debugged, remember the wish for it (which by default would end the process)."""
+    signal.signal(SIGNAL, lambda signum, frame: _early.append(signum))
 
 
 def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: BaseException) -> None:
@@ -137,9 +142,8 @@ class _Rank:
         self._channel = channel
         self._inside = False
         self._broken_into = False
-        self._entered: CodeType | None = None  # the person's function, where no cell runs
         self._cell = command.filename if isinstance(command, RunCell) else None
-        self._names = command.names if isinstance(command, RunCell) else {}
+        self._names = command.names
 
     def break_in(self, signum: int, frame: FrameType | None) -> None:
         """The signal's handler: stop in the person's innermost frame, with what it has called below it."""
@@ -152,19 +156,38 @@ class _Rank:
             frame = frame.f_back
         if frame is None:
             return
-        debugger = _make()
-        if self._in_the_persons_call(frame):
-            self._broken_into = True
-            debugger.set_trace(frame)
-        elif self._cell is not None:  # IPython prepares the cell, or runs a command for it: at the next line of theirs
-            bdb.Bdb.set_trace(debugger, frame)
+        if not self._is_theirs(frame):  # but IPython's, before their first line or for one of theirs: at the next
+            self._wait_for_theirs(frame)
+            return
+        self._broken_into = True
+        _make().set_trace(frame)
 
-    def _in_the_persons_call(self, frame: FrameType) -> bool:
+    def _wait_for_theirs(self, frame: FrameType | None) -> None:
+        def called(entered: FrameType, event: str, argument: object) -> Any:
+            return at_line if self._is_theirs(entered) else None
+
+        def at_line(running: FrameType, event: str, argument: object) -> Any:
+            if event != "line":
+                return at_line
+            sys.settrace(None)
+            self.break_in(SIGNAL, running)
+            return running.f_trace
+
+        while frame is not None:
+            if self._is_theirs(frame):
+                frame.f_trace = at_line
+            frame = frame.f_back
+        sys.settrace(called)
+
+    def _is_theirs(self, frame: FrameType) -> bool:
+        """Is it the cell's code, or the function's that ranks run, or has that called it?"""
         calls = list(_calls(frame))
         if self._cell is not None:
             return any(called.f_code.co_filename in self._names for called in calls)
         caller = calls[-1].f_back if calls else None
-        return caller is not None and caller.f_code.co_filename == _MAIN
+        if caller is None or (caller.f_code.co_filename, caller.f_code.co_name) != (_MAIN, "_run"):
+            return False
+        return not calls[-1].f_code.co_filename.startswith(_PACKAGE)
 
     def _persons(self, frame: FrameType) -> FrameType:
         """The innermost frame that is not a library's, of those that led to this one; else this one."""
@@ -181,8 +204,6 @@ class _Rank:
                 interaction(debugger, frame, *args, **kwargs)
                 return
             self._inside = True
-            if self._cell is None and frame is not None:
-                self._entered = [called.f_code for called in _calls(frame)][-1]
             shown = self._persons(frame) if self._broken_into and frame is not None else frame
             self._channel.send(Stopped(self._rank, time.monotonic(), _place(shown, *args), frame is None))
             try:
@@ -239,11 +260,7 @@ class _Rank:
         """Neither in what runs the cell, nor in what that calls by itself."""
 
         def here(debugger: Any, frame: FrameType) -> bool:
-            calls = list(_calls(frame))
-            theirs = any(called.f_code.co_filename in self._names for called in calls)
-            return (theirs or [called.f_code for called in calls[-1:]] == [self._entered]) and stop_here(
-                debugger, frame
-            )
+            return self._is_theirs(frame) and stop_here(debugger, frame)
 
         return here
 

@@ -1,0 +1,109 @@
+"""The person in front of a cell that runs: answers prompts, presses buttons, reads what is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels import Cell, Kernel, plain
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+PEOPLE: list[Person] = []
+
+
+class Person:
+    """Submits a cell, and watches its messages for prompts and for widgets."""
+
+    def __init__(self, kernel: Kernel, code: str) -> None:
+        self._kernel = kernel
+        self.models: dict[str, dict[str, Any]] = {}
+        self._answered = 0
+        self.cell: Cell = kernel.submit(code)
+        PEOPLE.append(self)
+        take = self.cell.take
+
+        def watched(channel: str, message: dict[str, Any]) -> None:
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "comm_open":
+                self.models[content["comm_id"]] = dict(content["data"]["state"])
+            elif kind == "comm_msg" and content["comm_id"] in self.models:
+                self.models[content["comm_id"]].update(content["data"].get("state", {}))
+            elif kind == "comm_close":
+                self.models.pop(content["comm_id"], None)
+            take(channel, message)
+
+        self.cell.take = watched  # type: ignore[method-assign]
+
+    def prompt(self) -> str:
+        """Wait for the next question."""
+        self.cell.asked(self._answered + 1)
+        self._catch_up()
+        return self.cell.reply.prompts[self._answered][0]
+
+    def say(self, *lines: str) -> str:
+        """Answer that many questions; what was printed until the next one, or until the cell ended."""
+        before = len(self.cell.reply.text())
+        for line in lines:
+            self.prompt()
+            self._answered += 1
+            self._kernel.answer(line)
+        self.cell._read(
+            lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
+        )
+        self._catch_up()
+        return plain(self.cell.reply.text()[before:])
+
+    def say_last(self, line: str) -> None:
+        """Answer, and expect no further question soon."""
+        self.prompt()
+        self._answered += 1
+        self._kernel.answer(line)
+        self.until(lambda: not any(model.get("disabled") for model in self.models.values()), "the buttons work again")
+
+    def _catch_up(self) -> None:
+        """The question may overtake the text that was printed before it: they come over two sockets."""
+        while late := self._kernel.messages():
+            for channel, message in late:
+                self.cell.take(channel, message)
+
+    def _send(self, comm: str, data: dict[str, Any]) -> None:
+        client = self._kernel._client
+        client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": comm, "data": data}))
+
+    def view(self) -> str:
+        """Wait for the controls to be displayed; the id of their box."""
+
+        def displayed() -> list[str]:
+            return [
+                output["data"][WIDGET]["model_id"]
+                for output in self.cell.reply.saved
+                if WIDGET in output.get("data", {})
+            ]
+
+        self.cell._read(lambda: bool(displayed()), "the controls are shown", 20)
+        return displayed()[0]
+
+    def see_controls(self) -> None:
+        """Have a front end that shows them."""
+        self._send(self.view(), {"method": "update", "state": {"_view_count": 1}, "buffer_paths": []})
+
+    def find(self, kind: str) -> str:
+        return next(name for name, state in self.models.items() if state.get("_model_name") == kind)
+
+    def button(self, description: str) -> str:
+        return next(name for name, state in self.models.items() if state.get("description") == description)
+
+    def click(self, description: str) -> None:
+        self._send(self.button(description), {"method": "custom", "content": {"event": "click"}})
+
+    def choose(self, index: int) -> None:
+        self._send(self.find("DropdownModel"), {"method": "update", "state": {"index": index}, "buffer_paths": []})
+
+    def until(self, happened: Any, what: str) -> None:
+        self.cell._read(happened, what, 20)
+
+    def leave(self) -> None:
+        """Interrupt the cell if it still runs: the next test uses the same kernel."""
+        if not self.cell.over:
+            self._kernel.interrupt()
+            self.cell.wait()
