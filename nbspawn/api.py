@@ -29,6 +29,8 @@ def spawn(
     grace_period: float = GRACE_PERIOD,
     log_dir: str | None = None,
     pdb: bool = False,
+    debugpy: bool = False,
+    show_locals: bool = False,
     view: View | None = None,
 ) -> Results | LocalContext:
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
@@ -49,6 +51,8 @@ def spawn(
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
         log_dir: where each rank's whole output goes, and stays.
         pdb: open the debugger in a rank that raises, at the line that raised; its peers wait meanwhile.
+        debugpy: have each rank listen for a debugger (VS Code's) on a loopback port of its own.
+        show_locals: show the variables of the frame that raised, in the error.
         view: how the run is shown; default: as the notebook does, else marked lines on ``sys.stdout``.
 
     Returns:
@@ -59,7 +63,7 @@ def spawn(
         RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
         started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
     """
-    options = Options(start_method, backend, env or {}, devices, threads, log_dir, pdb, daemon)
+    options = Options(start_method, backend, env or {}, devices, threads, log_dir, pdb, debugpy, show_locals, daemon)
     session = Session(nprocs, options, timeout, grace_period, view)
     job = FunctionJob(fn, args, views.cell_names())
     if join:

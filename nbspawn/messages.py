@@ -5,8 +5,8 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 (rank/launch.py). The order that is promised:
 
 - per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
-  ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped`` and ``Resumed``, then exactly one of ``Returned``,
-  ``Raised`` or ``Leaving``.
+  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped`` and ``Resumed``, then exactly one of
+  ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
   ``Exited`` comes last and is the engine's own word, not the rank's.
 - ``Printed`` comes from the rank's log file (engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -128,6 +128,14 @@ class Stopped:
     time: float
     frame: Frame
     post_mortem: bool
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A debugger can attach to the rank at this port of the loopback interface (rank/listener.py)."""
+
+    rank: int
+    port: int
 
 
 @dataclass(frozen=True)
@@ -257,6 +265,7 @@ Event = (
     | InputRequest
     | Stopped
     | Resumed
+    | Listening
     | Sampled
     | Raised
     | Returned

@@ -89,6 +89,7 @@ class _Watch:
         self._presses = 0
         self._answered = 0
         self._stood: list[str] = []
+        self._to_break: set[int] = set()
         self._breaking: dict[int, float] = {}
         self._stalled_since: float | None = None
         self._stall_shown = False
@@ -153,13 +154,15 @@ class _Watch:
                 title = f"Where the ranks stand after {duration(now - run.started)}"
                 self._view.show_stacks(title, self._context.look(deep=True), fold=False)
             else:
-                for rank in wish.ranks:
-                    self._context.break_into(rank)
-                    self._breaking[rank] = now
-        late = [rank for rank, since in self._breaking.items() if now - since >= _PROMPT]
-        for rank in late:
-            del self._breaking[rank]
-        self._view.say(not_yet(run, late, views.source))
+                self._to_break.update(wish.ranks)
+        for rank in [rank for rank in self._to_break if run.ranks[rank].state != "debugging"]:
+            self._to_break.remove(rank)
+            self._context.break_into(rank)
+            self._breaking[rank] = now
+        if late := [rank for rank, since in self._breaking.items() if now - since >= _PROMPT]:
+            for rank in late:
+                del self._breaking[rank]
+            self._view.say(not_yet(run, late, views.source))
 
     def _watch_standstill(self, run: Run) -> None:
         now = time.monotonic()

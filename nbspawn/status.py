@@ -21,6 +21,7 @@ from nbspawn.messages import (
     Frame,
     InputRequest,
     Leaving,
+    Listening,
     Measured,
     Position,
     Printed,
@@ -66,7 +67,7 @@ class RankStatus:
     while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
     longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
     the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
-    device); None until there are two readings, or one.
+    device); None until there are two readings, or one. ``debug_port`` is where a debugger can attach to it.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class RankStatus:
     cpu_seconds: float = 0.0
     memory: int | None = None
     device_memory: int = -1
+    debug_port: int | None = None
 
     def spot(self, cell: str | None) -> Frame | None:
         """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
@@ -204,6 +206,8 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return _sampled(rank, event)
         case Measured():
             return _measured(rank, event)
+        case Listening():
+            return replace(rank, debug_port=event.port)
         case InputRequest() if rank.state in ("starting", "running", "waiting"):
             return replace(rank, state="waiting for input", since=now)
         case Stopped() if rank.state in ("running", "waiting"):

@@ -15,7 +15,7 @@ class Person:
     """Submits a cell, and watches its messages for prompts and for widgets."""
 
     def __init__(self, kernel: Kernel, code: str) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.models: dict[str, dict[str, Any]] = {}
         self._answered = 0
         self.cell: Cell = kernel.submit(code)
@@ -46,7 +46,7 @@ class Person:
         for line in lines:
             self.prompt()
             self._answered += 1
-            self._kernel.answer(line)
+            self.kernel.answer(line)
         self.cell._read(
             lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
         )
@@ -57,17 +57,17 @@ class Person:
         """Answer, and expect no further question soon."""
         self.prompt()
         self._answered += 1
-        self._kernel.answer(line)
+        self.kernel.answer(line)
         self.until(lambda: not any(model.get("disabled") for model in self.models.values()), "the buttons work again")
 
     def _catch_up(self) -> None:
         """The question may overtake the text that was printed before it: they come over two sockets."""
-        while late := self._kernel.messages():
+        while late := self.kernel.messages():
             for channel, message in late:
                 self.cell.take(channel, message)
 
     def _send(self, comm: str, data: dict[str, Any]) -> None:
-        client = self._kernel._client
+        client = self.kernel._client
         client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": comm, "data": data}))
 
     def view(self) -> str:
@@ -105,5 +105,5 @@ class Person:
     def leave(self) -> None:
         """Interrupt the cell if it still runs: the next test uses the same kernel."""
         if not self.cell.over:
-            self._kernel.interrupt()
+            self.kernel.interrupt()
             self.cell.wait()

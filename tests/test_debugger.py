@@ -39,7 +39,9 @@ def kernel(kernel: Kernel) -> Iterator[Kernel]:
     """A test that fails leaves nobody at a prompt."""
     yield kernel
     while PEOPLE:
-        PEOPLE.pop().leave()
+        person = PEOPLE.pop()
+        if person.kernel is kernel:
+            person.leave()
 
 
 REDUCED = """%%spawn 3 -b gloo -m {method} -o out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import resource
@@ -50,6 +51,10 @@ class Options:
     """Where the logs go, and stay; None for a private directory."""
     pdb: bool = False
     """Open the debugger in a rank that raises."""
+    debugpy: bool = False
+    """Have each rank listen for a debugger (VS Code's) on a loopback port of its own."""
+    show_locals: bool = False
+    """Show the variables of the frame that raised, in the error."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
@@ -141,13 +146,15 @@ def settle(job: Job, requested: str) -> tuple[Choice, Any]:
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
     """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
 
-    Raises StartError if the operating system refuses, UsageError for a log directory that cannot be used, and
-    KeyboardInterrupt if one came meanwhile; then no rank is left.
+    Raises StartError if the operating system refuses, UsageError for a log directory that cannot be used or a debugpy
+    that is not there, and KeyboardInterrupt if one came meanwhile; then no rank is left.
     """
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
             undo.callback(packed[0].close)
         _check_descriptors(nprocs)
+        if options.debugpy and importlib.util.find_spec("debugpy") is None:
+            raise UsageError("there is no debugpy in this environment: `pip install debugpy`")
         try:
             files = _run_files(options.log_dir, nprocs)
             undo.callback(run_directories.done, files, keep=False)
@@ -206,14 +213,25 @@ def _launch(
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
     env.update(options.env)
+    job_of_ranks: dict[str, Any]
     if packed is None:
         inherited_job, command = job.inherited()
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        common = (nprocs, choice.method, files, new, threads, options.backend, command, options.pdb)
-        return Launch(*common, inherited=inherited_job, foreign=kernel_sockets())
-    blob, command = packed
-    common = (nprocs, choice.method, files, env, threads, options.backend, command, options.pdb)
-    return Launch(*common, payload=SentFd(blob.fd), beside=blob.beside)
+        job_of_ranks = {"env": new, "command": command, "inherited": inherited_job, "foreign": kernel_sockets()}
+    else:
+        blob, command = packed
+        job_of_ranks = {"env": env, "command": command, "payload": SentFd(blob.fd), "beside": blob.beside}
+    return Launch(
+        world_size=nprocs,
+        method=choice.method,
+        files=files,
+        threads=threads,
+        backend=options.backend,
+        pdb=options.pdb,
+        debugpy=options.debugpy,
+        show_locals=options.show_locals,
+        **job_of_ranks,
+    )
 
 
 def default_threads(nprocs: int) -> int:

@@ -109,6 +109,8 @@ def _parser() -> Parser:
         "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"
     )
     add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
+    add("--debugpy", action="store_true", help="have each rank listen for VS Code's debugger, on a loopback port")
+    add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
     add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
     add("-h", "--help", action="store_true", help="show this and run nothing")

@@ -38,6 +38,8 @@ class SpawnMagics(Magics):
             given.threads,
             given.log_dir,
             given.pdb or shell.call_pdb,
+            given.debugpy,
+            given.locals,
         )
         grace = GRACE_PERIOD if given.grace_period is None else given.grace_period
         session = Session(

@@ -38,6 +38,7 @@ class Channel:
         )
         self.sending = 0
         self.asking = False
+        self.on_answered: list[Callable[[], None]] = []
         self.on_sent: list[Any] = []
         self.on_leaving: list[Callable[[], None]] = []
         """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
@@ -97,8 +98,10 @@ class Channel:
                 reply = self.receive()
             finally:
                 self.asking = False
-            assert isinstance(reply, InputReply)
-            return reply
+        while self.on_answered:
+            self.on_answered.pop()()
+        assert isinstance(reply, InputReply)
+        return reply
 
     def close(self) -> None:
         """Close the socket; the kernel reads what was sent before."""

@@ -121,7 +121,17 @@ def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: B
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> None:
-    _make().set_trace(sys._getframe(1))
+    frame = sys._getframe(1)
+    if not attached(frame):
+        _make().set_trace(frame)
+
+
+def _nobody(frame: FrameType) -> bool:
+    return False
+
+
+attached: Callable[[FrameType], bool] = _nobody
+"""Stops at a frame and says True if another debugger is attached (rank/listener.py)."""
 
 
 def _make() -> Any:
@@ -147,10 +157,11 @@ class _Rank:
 
     def break_in(self, signum: int, frame: FrameType | None) -> None:
         """The signal's handler: stop in the person's innermost frame, with what it has called below it."""
-        if self._inside or self._channel.asking:
-            return  # the person has a prompt of this rank
-        if self._channel.sending:  # half a message, and the debugger has its own to send
-            self._channel.on_sent.append(lambda: self.break_in(signum, frame))
+        if self._inside:
+            return
+        if self._channel.sending or self._channel.asking:  # and the debugger has something to send and to ask, too
+            waiting = self._channel.on_sent if self._channel.sending else self._channel.on_answered
+            waiting.append(lambda: self.break_in(signum, frame))
             return
         while frame is not None and frame.f_code.co_filename.startswith(_RANK):
             frame = frame.f_back

@@ -70,7 +70,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
 
     store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
     # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
-    timeout = datetime.timedelta(days=1) if launch.pdb else None
+    timeout = datetime.timedelta(days=1) if launch.pdb or launch.debugpy else None
     dist.init_process_group(launch.backend, timeout=timeout, store=store, rank=info.rank, world_size=launch.world_size)
     yield
     if dist.is_initialized():

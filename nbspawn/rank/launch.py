@@ -91,6 +91,10 @@ class Launch:
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
     pdb: bool = False
     """Let the person look at the frame that raised, before a rank that failed leaves."""
+    debugpy: bool = False
+    """Listen for a debugger on a loopback port."""
+    show_locals: bool = False
+    """Tell the variables of the frame that raised."""
     inherited: Any = None
     """Under fork: the job itself, which the rank has by inheritance."""
     foreign: tuple[tuple[int, int], ...] = ()

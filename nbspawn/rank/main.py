@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from nbspawn import payload
 from nbspawn.messages import Event, Raised, Returned, RunCell, Started
-from nbspawn.rank import debugger, environment, outcome, process, prompts, sampler, stacks, stdio
+from nbspawn.rank import debugger, environment, listener, outcome, process, prompts, sampler, stacks, stdio, variables
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import Launch, RankInfo
 
@@ -23,6 +23,7 @@ Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
 FEATURES: tuple[Feature, ...] = (
     prompts.answered_by_kernel,
     debugger.prompting,
+    listener.listening,
     sampler.sampling,
     environment.process_group,
 )
@@ -81,7 +82,8 @@ def _run(info: RankInfo, channel: Channel, interrupts: process.Interrupts) -> ou
             job = _job(info)
             return outcome.returned(info.rank, job["fn"](info.rank, *job["args"]))
     except BaseException as error:
-        ended = outcome.failed(info.rank, error, skip=__file__)
+        shown = variables.of_error(error, command.names) if info.launch.show_locals else ()
+        ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
         debugger.post_mortem(info, interrupts, ended, error)
         return ended
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 
 from nbspawn import payload
@@ -26,11 +27,13 @@ def failed(
     cell: str | None = None,
     skip: str | None = None,
     moment: float | None = None,
+    variables: Sequence[str] = (),
 ) -> Raised | Leaving | Returned:
     """What ``error`` means: ``sys.exit(0)`` is an end in good order, other exits leave, the rest is raised.
 
     ``cell`` is the file name of the running cell; ``skip`` that of the code whose frames, outermost in the traceback,
-    are not the person's; ``moment`` is when it was raised, if that is not now.
+    are not the person's; ``moment`` is when it was raised, if that is not now; ``variables`` are lines for below the
+    traceback.
     """
     moment = time.monotonic() if moment is None else moment
     if isinstance(error, SystemExit):
@@ -40,6 +43,8 @@ def failed(
         return Leaving(rank, moment, 1, str(error.code), stdio.log_offset())
     frames = _without(error.__traceback__, skip)
     text = "".join(traceback.format_exception(type(error), error, frames))
+    text += "".join(f"{line}\n" for line in variables)
+    rendered = rendered and (*rendered, *variables)
     line = _innermost_line(frames, cell) if cell is not None else None
     return Raised(rank, moment, type(error).__name__, _message(error), text, rendered, line, stdio.log_offset())
 

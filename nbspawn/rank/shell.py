@@ -26,6 +26,7 @@ from traitlets.config import Config
 
 from nbspawn.messages import ClearOutput, DisplayData, RunCell
 from nbspawn.rank import debugger, device, outcome, prompts, stdio
+from nbspawn.rank import variables as variables_shown
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.process import Interrupts
@@ -141,7 +142,8 @@ def run(
     error = ran.error_before_exec or ran.error_in_exec
     if error is not None:
         moment = raised_at[-1] if raised_at else None
-        ended = outcome.failed(rank, error, tuple(rendered), cell=command.filename, skip=_RUNNER, moment=moment)
+        shown = variables_shown.of_error(error, command.names) if launch.show_locals else ()
+        ended = outcome.failed(rank, error, tuple(rendered), command.filename, _RUNNER, moment, shown)
         debugger.post_mortem(info, interrupts, ended, error)
         return ended
     return outcome.returned(rank, ran.result)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from html import escape
 
-from nbspawn.render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, no_source, numbers, rows
+from nbspawn.render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, no_source, numbers, ports, rows
 from nbspawn.stall import stall
 from nbspawn.status import Run, Source, State, ranges
 
@@ -74,7 +74,7 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
             "</tbody></table>",
             # The line is there from the start: the output below must not jump when there is something to say.
             f'<div style="min-height:20px">{told and f"<b>{told}</b>"}</div>' if live else "",
-            *(f"<div>{escape(note)}</div>" for note in run.notes),
+            *(f"<div>{escape(note)}</div>" for note in (ports(run), *run.notes) if note),
             "</div>",
         ]
     )

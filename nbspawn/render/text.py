@@ -151,8 +151,13 @@ def table(run: Run, now: float, width: int = 100, color: bool = False, source: S
             parts[1] = f"{paint}{parts[1]}\x1b[0m" if paint else parts[1]
         parts.append(clip("last line, result or error" if index < 0 else drawn[index].text, max(room, 1)))
         lines.append("  ".join(parts).rstrip())
-    stalled = stall(run, now, source)
-    return "\n".join([*lines, *([stalled] if stalled else []), *run.notes])
+    return "\n".join([*lines, *filter(None, [stall(run, now, source), ports(run)]), *run.notes])
+
+
+def ports(run: Run) -> str:
+    """Where a debugger can attach; '' if nowhere, or no more."""
+    told = [f"rank {rank.rank} at {rank.debug_port}" for rank in run.ranks if rank.debug_port and rank.ended is None]
+    return f"debugpy listens on 127.0.0.1: {', '.join(told)}." if told else ""
 
 
 def numbers(run: Run, drawn: list[Row]) -> dict[str, list[str]]:
