@@ -134,6 +134,7 @@ def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str
         "import pdb; pdb.set_trace()",
         "from IPython.core.debugger import set_trace; set_trace()",
         "from IPython.core.debugger import Pdb; Pdb().set_trace()",
+        "import ipdb; ipdb.set_trace()",
     ],
 )
 def test_other_ways_into_the_debugger(kernel: Kernel, method: str, stop: str) -> None:
@@ -234,11 +235,12 @@ finally:
     print('tidied')"""
 
 
-def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, method: str) -> None:
+@pytest.mark.parametrize("interrupt", ["interrupt", "interrupt_every_process"])
+def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, method: str, interrupt: str) -> None:
     person = Person(kernel, STOPPED.format(method=method))
     person.prompt()
     asked = time.monotonic()
-    kernel.interrupt()
+    getattr(kernel, interrupt)()
     reply = person.cell.wait()
     assert time.monotonic() - asked < 10, "within the grace period"
     assert reply.ename == "KeyboardInterrupt" and reply.table["text/plain"].count("interrupted") == 3
@@ -374,7 +376,7 @@ else:
 over"""
     person = Person(kernel, cell)
     person.see_controls()
-    person.until(lambda: "waiting" in person.cell.reply.table["text/plain"], "rank 1 is in native code")
+    person.until(lambda: "dist.barrier()" in person.cell.reply.table["text/plain"], "rank 1 is in native code")
     person.choose(2)
     person.until(lambda: "Debug rank 1" in str(person.models), "the button says which rank")
     person.click("Debug rank 1")
@@ -463,6 +465,20 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
     assert "nbspawn" not in text and "interactiveshell" not in text
     assert "<details open>" in shown["text/html"] and "1 other thread" in shown["text/html"]
     person.cell.wait()
+
+
+def test_stacks_with_and_without_native_frames(kernel: Kernel) -> None:
+    ok(kernel.execute("from nbspawn.engine import native\nfound = native._py_spy"))
+    try:
+        for absent in (False, True):
+            if absent:
+                ok(kernel.execute("native._py_spy = lambda: None"))
+            reply = kernel.execute(GIL.format(options="-t 2"))
+            waiting, _, holding = reply.traceback.partition("Rank 1:")
+            assert ("native: c10d::Work::wait (libtorch_cpu.so)" in waiting) is not absent
+            assert "dist.barrier()" in waiting and "in stuck\n" in holding
+    finally:
+        kernel.execute("native._py_spy = found")
 
 
 def test_stacks_when_the_time_is_out(kernel: Kernel) -> None:

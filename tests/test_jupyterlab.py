@@ -177,3 +177,60 @@ x.item()"""
     notebook.wait()
     notebook.run(2)
     expect(notebook.outputs(2)).to_have_text("[103.0, 103.0, 103.0]")
+
+
+def test_stacks_and_debugging_a_rank_that_runs(lab: Lab) -> None:
+    cell = """%%spawn 2 -b gloo -o counts
+import time, torch.distributed as dist
+count = 0
+if rank:
+    while count < 10**6:
+        time.sleep(0.01)
+        count += 1
+dist.barrier()
+count"""
+    notebook = lab.open("breaks.ipynb", LOAD, cell, "counts[1] >= 10**7")
+    notebook.run(0)
+    notebook.start(1)
+    outputs = notebook.outputs(1)
+    expect(outputs.nth(0).locator("tbody tr").nth(0)).to_contain_text("waiting")
+    outputs.get_by_role("button", name="Stacks").click()
+    stacks = outputs.filter(has_text="Where the ranks stand")
+    expect(stacks).to_contain_text("Rank 0, waiting")
+    expect(stacks.locator("pre").nth(0)).to_contain_text("Cell In[2], line 8")
+    expect(stacks.locator("pre").nth(1)).to_contain_text("time.sleep(0.01)")
+    outputs.locator("select").select_option("output of rank 1")
+    outputs.get_by_role("button", name="Debug rank 1").click()
+    expect(outputs.nth(0).locator("tbody tr").nth(1)).to_contain_text("debugging")
+    expect(outputs.get_by_role("button", name="Stop")).to_be_disabled()
+    notebook.answer("!count = 10**7")
+    notebook.answer("c")
+    notebook.wait()
+    notebook.run(2)
+    expect(notebook.outputs(2)).to_have_text("True")
+
+
+def test_post_mortem_and_quit(lab: Lab) -> None:
+    cell = """%%spawn 2 -b gloo --pdb
+import os, torch.distributed as dist
+print('pid', os.getpid())
+def area(shape):
+    return shape['width'] * shape['hieght']
+if rank:
+    area({'width': 3, 'height': 4})
+dist.barrier()"""
+    notebook = lab.open("mortem.ipynb", LOAD, cell)
+    notebook.run(0)
+    notebook.start(1)
+    outputs = notebook.outputs(1)
+    expect(outputs.nth(0).locator("tbody tr").nth(1)).to_contain_text("debugging")
+    printed = notebook.printed(1)
+    expect(printed.filter(has_text="KeyError: 'hieght'")).to_be_visible()
+    notebook.answer("p sorted(shape)")
+    expect(printed.filter(has_text="['height', 'width']")).to_be_visible()
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", " ".join(printed.all_inner_texts()))]
+    assert len(pids) == 2 and all(map(lives, pids))
+    notebook.answer("q")
+    notebook.wait()
+    expect(outputs.last).to_contain_text("RankRaisedError: rank 1 of 2: KeyError: 'hieght' (line 5)")
+    wait_gone(pids, 2)
