@@ -22,7 +22,7 @@ from pathlib import Path
 
 import nbspawn
 
-_PACKAGES = ("ipython", "ipykernel", "ipywidgets", "jupyter_client", "cloudpickle")
+_PACKAGES = ("ipython", "ipykernel", "ipywidgets", "jupyter_client", "cloudpickle", "debugpy", "py-spy")
 _LIMITS = (("open files", resource.RLIMIT_NOFILE), ("processes", resource.RLIMIT_NPROC))
 _GIB = 1 << 30
 _WAIT = 60.0  # seconds: a start that takes longer is reported as a failure

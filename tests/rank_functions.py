@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import itertools
 import os
 import random
 import signal
@@ -423,3 +425,26 @@ def two_steps(rank: int, first: float, second: float) -> None:
 
 def pause(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def stand_in_different_places(rank: int, folder: str) -> None:
+    threading.Thread(target=threading.Event().wait, args=(600,), name="feeder", daemon=True).start()
+    _mark(folder, f"running-{rank}")
+    if rank == 1:
+        collections.deque(itertools.repeat(0, 10**12), 0)
+    pause(600)
+
+
+def stand_here_then_there(rank: int, folder: str) -> None:
+    def stand_here() -> None:
+        while not os.path.exists(f"{folder}/go"):
+            pass
+
+    def stand_there() -> None:
+        while True:
+            pass
+
+    _mark(folder, f"running-{rank}")
+    stand_here()
+    _mark(folder, f"there-{rank}")
+    stand_there()

@@ -20,7 +20,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 _BEGIN = "(most recent call first):"
 _TICK = 0.002  # seconds
 _STEADY = 0.01  # seconds without a new line: the stack is whole
-_ANSWER = 0.2  # seconds; it takes a rank a millisecond, also in native code
+_ANSWER = 0.2  # seconds; it takes a rank a millisecond of a processor, also in native code
+_ANSWER_A_RANK = 0.01  # seconds
 _THREADS_ANSWER = 0.5  # seconds: the sampler looks a few times a second
 
 
@@ -44,20 +45,33 @@ class Stacks:
         return sizes
 
     def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
-        """The stacks of these ranks as they are now, within 0.2 s; an empty one of a rank that does not answer.
+        """The stacks of these ranks as they are now, within 0.2 s (64 ranks: 1 s); an empty one of a rank that does not
+        answer.
 
         ``deep`` looks at the other threads too (another 0.5 s if a rank holds Python's lock) and, where py-spy is
         installed, at the frames of native code, in one rank of those that stand at the same place.
         """
         before = self._send(pids)
-        _until(lambda: all(_size(self._files.stack(rank)) > size for rank, size in before.items()), _ANSWER)
-        sizes = {rank: _steady_size(self._files.stack(rank)) for rank in pids}
+        sizes = self._answered(before)
         found = {rank: Stack(_read(self._files.stack(rank), before[rank])) for rank in sorted(pids)}
         if deep:
             _until(lambda: all(self._threads(rank, size) is not None for rank, size in sizes.items()), _THREADS_ANSWER)
             found = {rank: Stack(one.frames, self._threads(rank, sizes[rank]) or ()) for rank, one in found.items()}
             found = native.added(found, pids)
         return found
+
+    def _answered(self, before: Mapping[int, int]) -> dict[int, int]:
+        """Wait until the files have grown and grow no more: faulthandler writes line by line, and no end."""
+        sizes, since = dict(before), time.monotonic()
+        end = since + _ANSWER + _ANSWER_A_RANK * len(before)
+        while time.monotonic() < end:
+            now = {rank: _size(self._files.stack(rank)) for rank in before}
+            if now != sizes:
+                sizes, since = now, time.monotonic()
+            elif time.monotonic() - since >= _STEADY and all(now[rank] > before[rank] for rank in before):
+                break
+            time.sleep(_TICK)
+        return sizes
 
     def sentences(self, besides: Iterable[int], ending: str) -> list[str]:
         """Where the ranks stood that were asked last, but for ``besides``: 'Ranks 0 and 3 were at line 12, in wait.'"""
@@ -128,17 +142,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _steady_size(path: Path) -> int:
-    """faulthandler writes frame by frame, and no end."""
-    size, since = _size(path), time.monotonic()
-    end = since + _ANSWER
-    while time.monotonic() < min(end, since + _STEADY):
-        time.sleep(_TICK)
-        if (now := _size(path)) != size:
-            size, since = now, time.monotonic()
-    return size
 
 
 def _until(happened: Callable[[], bool], seconds: float) -> None:
