@@ -86,8 +86,8 @@ class _Watch:
         self._context = context
         self._view = view
         self._interrupted = interrupted
-        self._presses = 0
-        self._answered = 0
+        self._stop_presses = 0
+        self._heeded = 0
         self._stood: list[str] = []
         self._to_break: set[int] = set()
         self._breaking: dict[int, float] = {}
@@ -149,11 +149,11 @@ class _Watch:
         now = time.monotonic()
         for wish in self._view.wishes():
             if wish.what == "stop":
-                self._presses += 1
+                self._stop_presses += 1
             elif wish.what == "stacks":
                 title = f"Where the ranks stand after {duration(now - run.started)}"
                 self._view.show_stacks(title, self._context.look(deep=True), fold=False)
-            else:
+            elif not self._context.stopping:
                 self._to_break.update(wish.ranks)
         for rank in [rank for rank in self._to_break if run.ranks[rank].state != "debugging"]:
             self._to_break.remove(rank)
@@ -180,18 +180,18 @@ class _Watch:
 
     def _decide(self, run: Run) -> Run:
         """Who has to be stopped now. What stood still until then is noted, and stays."""
-        was_stopping = self._context.stopping
+        was_stopping, now = self._context.stopping, time.monotonic()
         self._stop_who_must(run)
-        if self._context.stopping and not was_stopping and (why := stall(run, time.monotonic(), views.source)):
+        if self._context.stopping and not was_stopping and (why := stall(run, now, views.source)):
             return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
         return run
 
     def _stop_who_must(self, run: Run) -> None:
         context, grace = self._context, self._session.grace_period
-        presses = self._interrupted.count + self._presses
-        if presses > self._answered:
-            again = self._answered > 0 or context.stopping
-            self._answered = presses
+        presses = self._interrupted.count + self._stop_presses
+        if presses > self._heeded:
+            again = self._heeded > 0 or context.stopping
+            self._heeded = presses
             self._stopped_by_person = self._stopped_by_person or not context.failures
             if again or presses > 1:
                 stood = self._stacks(run, deep=False)

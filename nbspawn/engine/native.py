@@ -16,6 +16,7 @@ from nbspawn.messages import Frame
 from nbspawn.rank.stacks import persons
 from nbspawn.render.stacks import Stack
 
+_MOST = 12  # processes of py-spy at a time
 _PATIENCE = 10.0  # seconds; the first look at a process reads torch's symbols, which takes up to 1 s
 
 # The interpreter's own calls from one Python function to the next, and what binds C++ to Python, tell nobody anything.
@@ -32,7 +33,8 @@ def added(found: Mapping[int, Stack], pids: Mapping[int, int]) -> dict[int, Stac
         alike.setdefault(stack.frames, []).append(rank)
     if program is None:
         return dict(found)
-    looks = {frames: _start(program, pids[ranks[0]]) for frames, ranks in alike.items() if frames}
+    groups = [frames for frames in alike if frames][:_MOST]
+    looks = {frames: _start(program, pids[alike[frames][0]]) for frames in groups}
     filled = dict(found)
     for frames, look in looks.items():
         seen = _read(look)

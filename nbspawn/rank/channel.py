@@ -36,6 +36,7 @@ class Channel:
             after_in_parent=self._send_lock.release,
             after_in_child=self._send_lock.release,
         )
+        # Of the main thread: signal handlers run in it, and must not cut into what it has begun here.
         self.sending = 0
         self.asking = False
         self.on_answered: list[Callable[[], None]] = []
@@ -45,14 +46,15 @@ class Channel:
 
     @contextmanager
     def _whole_frame(self) -> Iterator[None]:
-        """An interrupt that lands here waits (rank/signals.py): half a frame would garble everything after it."""
+        """An interrupt that lands here waits (rank/process.py): half a frame would garble everything after it."""
+        main = threading.current_thread() is threading.main_thread()
         with self._send_lock:
-            self.sending += 1
+            self.sending += main
             try:
                 yield
             finally:
-                self.sending -= 1
-        while self.on_sent and not self.sending:
+                self.sending -= main
+        while main and self.on_sent and not self.sending:
             self.on_sent.pop()()
 
     def send(self, event: Event) -> None:
@@ -92,13 +94,14 @@ class Channel:
     def ask(self, request: InputRequest) -> InputReply:
         """Send a question and wait for its answer; threads of one rank take turns."""
         with self._ask_lock:
-            self.asking = True
+            main = threading.current_thread() is threading.main_thread()
+            self.asking = main
             try:
                 self.send(request)
                 reply = self.receive()
             finally:
                 self.asking = False
-        while self.on_answered:
+        while main and self.on_answered:
             self.on_answered.pop()()
         assert isinstance(reply, InputReply)
         return reply

@@ -55,6 +55,7 @@ class _Interrupted(BaseException):
 
 
 _early: list[int] = []
+"""Signals that came before the rank could be debugged."""
 
 _rank: _Rank
 """Of this process."""
@@ -170,8 +171,9 @@ class _Rank:
         if not self._is_theirs(frame):  # but IPython's, before their first line or for one of theirs: at the next
             self._wait_for_theirs(frame)
             return
-        self._broken_into = True
-        _make().set_trace(frame)
+        if not attached(frame):
+            self._broken_into = True
+            _make().set_trace(frame)
 
     def _wait_for_theirs(self, frame: FrameType | None) -> None:
         def called(entered: FrameType, event: str, argument: object) -> Any:
