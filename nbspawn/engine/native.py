@@ -38,7 +38,7 @@ def added(found: Mapping[int, Stack], pids: Mapping[int, int]) -> dict[int, Stac
     filled = dict(found)
     for frames, look in looks.items():
         seen = _read(look)
-        if tuple(frame for frame in seen if frame.line) == frames:
+        if [frame[:2] for frame in seen if frame.line] == [frame[:2] for frame in frames]:
             filled.update({rank: replace(found[rank], frames=seen) for rank in alike[frames]})
     return filled
 
