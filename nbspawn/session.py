@@ -151,8 +151,7 @@ class _Watch:
             if wish.what == "stop":
                 self._stop_presses += 1
             elif wish.what == "stacks":
-                title = f"Where the ranks stand after {duration(now - run.started)}"
-                self._view.show_stacks(title, self._context.look(deep=True), fold=False)
+                self._show_stacks(run, "", fold=False)
             elif not self._context.stopping:
                 self._to_break.update(wish.ranks)
         for rank in [rank for rank in self._to_break if run.ranks[rank].state != "debugging"]:
@@ -175,8 +174,12 @@ class _Watch:
             self._stalled_since = now
         elif now - self._stalled_since >= _LONG_STALL and not self._stall_shown:
             self._stall_shown = True
-            title = f"Where the ranks stand after {duration(now - run.started)}, {_LONG_STALL:.0f} s of them in vain"
-            self._view.show_stacks(title, self._context.look(deep=True), fold=True)
+            self._show_stacks(run, f", {_LONG_STALL:.0f} s of them in vain", fold=True)
+
+    def _show_stacks(self, run: Run, note: str, fold: bool) -> None:
+        found = self._context.look(deep=True)
+        passed = duration(time.monotonic() - run.started)
+        self._view.show_stacks(f"Where the ranks stand after {passed}{note}", found, fold)
 
     def _decide(self, run: Run) -> Run:
         """Who has to be stopped now. What stood still until then is noted, and stays."""
