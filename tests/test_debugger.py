@@ -17,6 +17,12 @@ def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["fork", "forkserver"])
+def quick_method(request: pytest.FixtureRequest) -> str:
+    """Where nothing of a new process is at stake: spawn takes some seconds."""
+    return request.param
+
+
 def ok(reply: Reply) -> Reply:
     assert reply.status == "ok", reply
     return reply
@@ -137,8 +143,8 @@ def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str
         "import ipdb; ipdb.set_trace()",
     ],
 )
-def test_other_ways_into_the_debugger(kernel: Kernel, method: str, stop: str) -> None:
-    person = Person(kernel, f"%%spawn 2 -m {method}\nx = 5\nif rank == 0:\n    {stop}\nx")
+def test_other_ways_into_the_debugger(kernel: Kernel, quick_method: str, stop: str) -> None:
+    person = Person(kernel, f"%%spawn 2 -m {quick_method}\nx = 5\nif rank == 0:\n    {stop}\nx")
     assert person.prompt().startswith("[0] ")
     assert "5" in person.say("p x")
     assert "Stopped here too" not in person.say("c")
@@ -236,9 +242,9 @@ finally:
 
 
 @pytest.mark.parametrize("interrupt", ["interrupt", "interrupt_every_process"])
-def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, method: str, interrupt: str) -> None:
-    person = Person(kernel, STOPPED.format(method=method))
-    person.prompt()
+def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, quick_method: str, interrupt: str) -> None:
+    person = Person(kernel, STOPPED.format(method=quick_method))
+    wait_until(lambda: person.say("ranks").count("debugging") >= 3, "all have stopped")
     asked = time.monotonic()
     getattr(kernel, interrupt)()
     reply = person.cell.wait()
@@ -260,9 +266,9 @@ def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, metho
 
 
 @pytest.mark.parametrize("options", ["", "--pdb"])
-def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, method: str, options: str) -> None:
+def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, quick_method: str, options: str) -> None:
     stop = "1 / 0" if options else "breakpoint()"
-    reply = kernel.execute(f"%%spawn 2 -m {method} {options}\nif rank == 1:\n    {stop}", stdin=False)
+    reply = kernel.execute(f"%%spawn 2 -m {quick_method} {options}\nif rank == 1:\n    {stop}", stdin=False)
     if options:
         assert "ZeroDivisionError" in reply.traceback and "nobody can answer here" in reply.text()
     else:
@@ -343,12 +349,12 @@ def test_break_into_a_rank_that_runs(looping: Kernel, method: str) -> None:
     assert person.cell.wait().ename == "KeyboardInterrupt"
 
 
-def test_break_into_a_function_that_spawn_runs(looping: Kernel, method: str) -> None:
+def test_break_into_a_function_that_spawn_runs(looping: Kernel, quick_method: str) -> None:
     cell = f"""import nbspawn
 def main(rank, limit):
     if rank == 0: return wait_for(limit)
     return rank
-nbspawn.spawn(main, (3,), nprocs=2, start_method={method!r})"""
+nbspawn.spawn(main, (3,), nprocs=2, start_method={quick_method!r})"""
     person = Person(looping, cell)
     person.see_controls()
     person.until(lambda: "time.sleep" in person.cell.reply.table["text/plain"], "rank 0 is there")
@@ -363,8 +369,8 @@ nbspawn.spawn(main, (3,), nprocs=2, start_method={method!r})"""
     assert person.cell.wait().ename == "KeyboardInterrupt"
 
 
-def test_break_into_a_rank_in_native_code(kernel: Kernel, method: str) -> None:
-    cell = f"""%%spawn 2 -m {method} -b gloo -o out
+def test_break_into_a_rank_in_native_code(kernel: Kernel, quick_method: str) -> None:
+    cell = f"""%%spawn 2 -m {quick_method} -b gloo -o out
 import time, torch.distributed as dist
 over = 0
 if rank:
@@ -411,8 +417,8 @@ x"""
     assert kernel.value("out[0]") == 7
 
 
-def test_a_rank_that_is_broken_into_while_it_displays_and_prints(kernel: Kernel, method: str) -> None:
-    cell = f"""%%spawn 1 -m {method} -o out
+def test_a_rank_that_is_broken_into_while_it_displays_and_prints(kernel: Kernel, quick_method: str) -> None:
+    cell = f"""%%spawn 1 -m {quick_method} -o out
 from IPython.display import display, HTML
 count, go = 0, True
 handle = display(HTML('0'), display_id=True)
@@ -511,14 +517,18 @@ finally:
 
 
 def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
-    ok(kernel.execute("import nbspawn.session\nnbspawn.session._LONG_STALL = 1.0"))
+    ok(
+        kernel.execute(
+            "import nbspawn.session, nbspawn.stall\nnbspawn.session._LONG_STALL = nbspawn.stall.PATIENCE = 1"
+        )
+    )
     try:
         person = Person(kernel, GIL.format(options=""))
         person.until(lambda: person.cell.reply.stacks, "they are shown")
         kernel.interrupt()
         reply = person.cell.wait()
     finally:
-        kernel.execute("nbspawn.session._LONG_STALL = 30.0")
+        kernel.execute("nbspawn.session._LONG_STALL, nbspawn.stall.PATIENCE = 30.0, 5.0")
     [shown] = reply.stacks
     assert "Ranks 0 and 2, waiting" in shown["text/plain"] and "in stuck" in shown["text/plain"]
     assert "<details>" in shown["text/html"]

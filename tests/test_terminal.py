@@ -129,6 +129,19 @@ def test_input(terminal: Terminal) -> None:
     assert "[1] 'ada'" in shown(terminal._prompted())
 
 
+def test_debugger(terminal: Terminal) -> None:
+    terminal.start("%%spawn 2\nx = 5\nif rank: breakpoint()\nx")
+    terminal.process.expect(r"\[1\] ipdb> ")
+    assert "breakpoint()" in shown(terminal.process.before)
+    terminal.process.send("p x * 8 + 2\r")
+    terminal.process.expect(r"\[1\] +42")
+    terminal.process.expect(r"\[1\] ipdb> ")
+    terminal.process.send("!x = 7\r")
+    terminal.process.expect(r"\[1\] ipdb> ")
+    terminal.process.send("c\r")
+    assert "[1] 7" in shown(terminal._prompted())
+
+
 def test_the_terminal_is_as_before(terminal: Terminal) -> None:
     """No rank may change the terminal's modes, or take its foreground."""
     terminal.run("import subprocess; before = subprocess.run(['stty', '-g'], capture_output=True, text=True).stdout")
