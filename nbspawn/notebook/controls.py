@@ -76,6 +76,8 @@ class Controls:
         if self._given_up:
             return
         self._given_up = True
+        if self._panel is not None:
+            self._panel.count_no_views()
         self._draw({}, update=True)
         if self._panel is not None:
             self._panel.close()
@@ -124,6 +126,11 @@ class _Panel:
     def answered(self) -> bool:
         """Does a front end show it?"""
         return bool(self._box._view_count)
+
+    def count_no_views(self) -> None:
+        """Else the front end tells of the view that goes. JupyterLab sends that to a subshell that it deletes with
+        the widgets, at the same moment, and asyncio complains in the cell: "Task was destroyed but it is pending"."""
+        self._box._view_count = None
 
     @property
     def _chosen(self) -> tuple[int, ...]:
