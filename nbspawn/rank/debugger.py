@@ -235,6 +235,9 @@ class _Rank:
 
         def below(debugger: Any, *args: Any) -> Any:
             stack, current = get_stack(debugger, *args)
+            while len(stack) > 1 and stack[-1][0].f_code.co_filename.startswith(_RANK):
+                del stack[-1]  # an input() of theirs that raised is theirs, not our code below it
+            current = min(current, len(stack) - 1)
             files = [frame.f_code.co_filename for frame, _ in stack]
             first = max((number + 1 for number, file in enumerate(files) if file.startswith(_RANK)), default=0)
             if self._cell in files[first:]:
