@@ -99,6 +99,12 @@ class Person:
     def choose(self, index: int) -> None:
         self._send(self.find("DropdownModel"), {"method": "update", "state": {"index": index}, "buffer_paths": []})
 
+    def debug(self, rank: int) -> None:
+        """Choose a rank and press Debug."""
+        self.choose(rank + 1)
+        self.until(lambda: f"Debug rank {rank}" in str(self.models), "the button says which rank")
+        self.click(f"Debug rank {rank}")
+
     def until(self, happened: Any, what: str) -> None:
         self.cell._read(happened, what, 20)
 

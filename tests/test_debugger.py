@@ -265,6 +265,15 @@ def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, metho
         wait_gone(ranks, 5)
 
 
+@pytest.mark.parametrize("stop", ["input('n?')", "breakpoint()"])
+def test_post_mortem_of_an_error_that_was_raised_below_a_prompt(kernel: Kernel, stop: str) -> None:
+    cell = f"%%spawn 2 -m fork --pdb --debugpy\nif rank == 1:\n    {stop}"
+    reply = kernel.execute(cell, stdin=False)
+    assert "RuntimeError: nobody can answer here" in reply.traceback and "line 3" in reply.traceback
+    assert "IndexError" not in reply.traceback and "PYDEV" not in reply.text()
+    assert re.search(r"\[1\] +-+> 3     " + re.escape(stop), plain(reply.text()))
+
+
 @pytest.mark.parametrize("options", ["", "--pdb"])
 def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, quick_method: str, options: str) -> None:
     stop = "1 / 0" if options else "breakpoint()"
@@ -334,9 +343,7 @@ def test_break_into_a_rank_that_runs(looping: Kernel, method: str) -> None:
     person = Person(looping, LOOPS.format(method=method))
     person.see_controls()
     person.until(lambda: "wait_for" in person.cell.reply.table["text/plain"], "rank 1 is there")
-    person.choose(2)
-    person.until(lambda: "Debug rank 1" in str(person.models), "the button says which rank")
-    person.click("Debug rank 1")
+    person.debug(1)
     assert person.prompt() == "[1] ipdb> "
     shown = plain(person.cell.reply.text())
     assert "wait_for" in shown and re.search(r"-+> 5         time.sleep\(600\)", shown), "where it stands, at once"
@@ -358,9 +365,7 @@ nbspawn.spawn(main, (3,), nprocs=2, start_method={quick_method!r})"""
     person = Person(looping, cell)
     person.see_controls()
     person.until(lambda: "time.sleep" in person.cell.reply.table["text/plain"], "rank 0 is there")
-    person.choose(1)
-    person.until(lambda: "Debug rank 0" in str(person.models), "the button says which rank")
-    person.click("Debug rank 0")
+    person.debug(0)
     assert person.prompt().startswith("[0] ")
     assert "0" in person.say("p count")
     where = person.say("w")
@@ -383,9 +388,7 @@ over"""
     person = Person(kernel, cell)
     person.see_controls()
     person.until(lambda: "dist.barrier()" in person.cell.reply.table["text/plain"], "rank 1 is in native code")
-    person.choose(2)
-    person.until(lambda: "Debug rank 1" in str(person.models), "the button says which rank")
-    person.click("Debug rank 1")
+    person.debug(1)
     person.cell.until("[1] waiting, line 5: dist.barrier()\nRank 1 will stop at the next line of Python")
     person.choose(0)
     person.until(lambda: "Debug all" in str(person.models), "the button says which rank")

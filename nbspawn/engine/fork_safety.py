@@ -198,7 +198,7 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
         os.waitpid(pid, 0)
     if not answered:
         frames = written.frames(answer.decode("utf-8", "replace"))
-        where = written.told(frames[-1]) if frames else "in a library's own code for forked processes"
+        where = written.described(frames[-1]) if frames else "in a library's own code for forked processes"
         return [
             "a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there "
             f"(it waits {where})"

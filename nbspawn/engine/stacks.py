@@ -6,14 +6,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nbspawn.engine import native, signals
 from nbspawn.messages import Frame
 from nbspawn.rank import stacks
 from nbspawn.rank.launch import RunFiles
-from nbspawn.render.stacks import Stack
+from nbspawn.render.stacks import Stack, Threads
 from nbspawn.status import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -55,9 +57,8 @@ class Stacks:
         sizes = self._answered(before)
         found = {rank: Stack(_read(self._files.stack(rank), before[rank])) for rank in sorted(pids)}
         if deep:
-            _until(lambda: all(self._threads(rank, size) is not None for rank, size in sizes.items()), _THREADS_ANSWER)
-            found = {rank: Stack(one.frames, self._threads(rank, sizes[rank]) or ()) for rank, one in found.items()}
-            found = native.added(found, pids)
+            threads = self._threads_of(sizes)
+            found = native.added({rank: replace(one, threads=threads[rank]) for rank, one in found.items()}, pids)
         return found
 
     def _answered(self, before: Mapping[int, int]) -> dict[int, int]:
@@ -88,24 +89,34 @@ class Stacks:
     def _place(self, frames: tuple[Frame, ...]) -> str:
         innermost = frames[-1]
         if self._cell is None:
-            return told(innermost)
+            return described(innermost)
         in_cell = [frame for frame in frames if frame.file == self._cell]
         if not in_cell:
             return "not in the cell's code"
         return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
 
-    def _threads(self, rank: int, size: int) -> tuple[tuple[str, tuple[Frame, ...]], ...] | None:
-        """What the rank's other threads do, if it has told so since its stack had that size."""
+    def _threads_of(self, sizes: Mapping[int, int]) -> dict[int, Threads]:
+        """What the ranks' other threads do, as they tell once their stacks have these sizes; nothing of one that does
+        not."""
+        found: dict[int, Threads] = {}
+        end = time.monotonic() + _THREADS_ANSWER
+        while len(found) < len(sizes) and time.monotonic() < end:
+            for rank in sizes.keys() - found.keys():
+                if (answer := self._answer(rank))["size"] == sizes[rank]:
+                    found[rank] = tuple(
+                        (name, tuple(Frame(*one) for one in stack)) for name, stack in answer["threads"]
+                    )
+            time.sleep(_TICK)
+        return {rank: found.get(rank, ()) for rank in sizes}
+
+    def _answer(self, rank: int) -> dict[str, Any]:
         try:
-            answer = json.loads(self._files.threads(rank).read_text())
+            return dict(json.loads(self._files.threads(rank).read_text()))
         except FileNotFoundError:
-            return None
-        if answer["size"] != size:
-            return None
-        return tuple((name, tuple(Frame(*frame) for frame in frames)) for name, frames in answer["threads"])
+            return {"size": -1}
 
 
-def told(frame: Frame) -> str:
+def described(frame: Frame) -> str:
     """'in sleep (test.py, line 3)'."""
     return f"in {frame.name} ({Path(frame.file).name}, line {frame.line})"
 
@@ -142,9 +153,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _until(happened: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not happened() and time.monotonic() < end:
-        time.sleep(_TICK)

@@ -22,6 +22,10 @@ _FOLD = "display:list-item"  # with its triangle, which classic Notebook takes a
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
 
 
+Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
+"""Other threads of a rank: their names and their stacks."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """One rank's: ``frames`` of its main thread, outermost first, from the person's on; none if it did not answer.
@@ -29,7 +33,7 @@ class Stack:
     file."""
 
     frames: tuple[Frame, ...] = ()
-    threads: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
+    threads: Threads = ()
 
 
 def text(stacks: Mapping[int, Stack], run: Run, now: float, source: Source) -> list[str]:
@@ -61,9 +65,7 @@ def html(title: str, stacks: Mapping[int, Stack], run: Run, now: float, source: 
     return f'<div style="{BOX};margin:2px 0 6px 0">{"".join(parts)}</details></div>'
 
 
-def _groups(
-    stacks: Mapping[int, Stack], run: Run, now: float
-) -> Iterator[tuple[str, Stack, list[tuple[str, tuple[Frame, ...]]]]]:
+def _groups(stacks: Mapping[int, Stack], run: Run, now: float) -> Iterator[tuple[str, Stack, Threads]]:
     """A heading, the stack, and the different other threads of its ranks."""
     alike: dict[tuple[Frame, ...], list[int]] = {}
     for rank, stack in sorted(stacks.items()):
@@ -71,11 +73,11 @@ def _groups(
     for index, ranks in enumerate(alike.values()):
         if index == _MOST_GROUPS:
             left = len(alike) - index
-            yield f"and {left} more stacks, of other ranks", Stack(), []
+            yield f"and {left} more stacks, of other ranks", Stack(), ()
             return
         stack = stacks[ranks[0]]
         threads = {thread: None for rank in ranks for thread in stacks[rank].threads}
-        yield f"{name_ranks(ranks)}{_state(stack, ranks, run, now)}", stack, list(threads)
+        yield f"{name_ranks(ranks)}{_state(stack, ranks, run, now)}", stack, tuple(threads)
 
 
 def _state(stack: Stack, ranks: list[int], run: Run, now: float) -> str:
