@@ -1,7 +1,8 @@
 """torchrun for notebooks: ``%%spawn 4`` runs a cell on four ranks.
 
 ``%load_ext nbspawn`` gives the magic; ``nbspawn.spawn`` and ``nbspawn.start_processes`` are torch.multiprocessing's
-functions for code. Importing this package imports neither torch nor IPython: names are loaded when they are used.
+functions for code, ``nbspawn.Session`` has ranks that stay. Importing this package imports neither
+torch nor IPython: names are loaded when they are used.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from nbspawn.results import Results as Results
+    from nbspawn.session import Session as Session
 
 __version__ = "0.1.0"
 
 _HOME = {
     "spawn": "nbspawn.api",
     "start_processes": "nbspawn.api",
+    "Session": "nbspawn.session",
     "Results": "nbspawn.results",
     "SpawnError": "nbspawn.errors",
     "UsageError": "nbspawn.errors",

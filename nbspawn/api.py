@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbspawn import views
+from nbspawn.engine.context import LocalContext
 from nbspawn.engine.launch import FunctionJob, Options, settle, start
-from nbspawn.engine.local import LocalContext
 from nbspawn.results import Results
-from nbspawn.session import GRACE_PERIOD, Session
+from nbspawn.session import Session
 from nbspawn.views import View
+from nbspawn.watch import GRACE_PERIOD
 
 
 def spawn(
@@ -63,12 +64,27 @@ def spawn(
         RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
         started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
     """
-    options = Options(start_method, backend, env or {}, devices, threads, log_dir, pdb, debugpy, show_locals, daemon)
-    session = Session(nprocs, options, timeout, grace_period, view)
-    job = FunctionJob(fn, args, views.cell_names())
+    session = Session(
+        nprocs,
+        start_method=start_method,
+        backend=backend,
+        env=env,
+        devices=devices,
+        threads=threads,
+        log_dir=log_dir,
+        pdb=pdb,
+        debugpy=debugpy,
+        show_locals=show_locals,
+        daemon=daemon,
+        timeout=timeout,
+        grace_period=grace_period,
+        view=view,
+        keep=False,
+    )
+    job = FunctionJob(fn, args, views.cell_names(), pdb, show_locals)
     if join:
-        return session.run(job)
-    context = start(job, nprocs, *settle(job, start_method), options)
+        return session.perform(job)
+    context = start(job, nprocs, *settle(job, start_method), session.options)
     context.serve()
     return context
 

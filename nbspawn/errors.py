@@ -186,9 +186,9 @@ _LIKELY = {
 }
 
 
-def interrupted(stood: Sequence[str]) -> KeyboardInterrupt:
+def interrupted(stood: Sequence[str], what: str = "the ranks were stopped") -> KeyboardInterrupt:
     """The person's own interrupt, which in a notebook says where the ranks were instead of where our loop was."""
     error = KeyboardInterrupt(" ".join(stood))
-    lines = ["KeyboardInterrupt: the ranks were stopped.", *stood]
+    lines = [f"KeyboardInterrupt: {what}.", *stood]
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error

@@ -4,7 +4,7 @@ A rank connects to the kernel's ``AF_UNIX`` socket in the run's private director
 Every frame is one pickled object of this file and nothing else. ``RunFunction`` and ``RunCell`` come with the launch
 (rank/launch.py). The order that is promised:
 
-- per rank, events arrive in the order in which the rank sent them: ``Started`` first, then any number of
+- per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped`` and ``Resumed``, then exactly one of
   ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
@@ -17,6 +17,7 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Started:
-    """The rank's process is set up and about to run its first command."""
+    """The rank's process is set up and about to run its first command. Of further ones a kept rank says nothing."""
 
     rank: int
     pid: int
@@ -214,40 +215,76 @@ class Exited:
 # ---------------------------------------------------------------- commands: kernel -> rank
 
 
-@dataclass(frozen=True)
-class RunFunction:
-    """Call ``fn(rank, *args)``. ``job`` is the header of the packed ``(fn, args)``, None if they are inherited.
-    ``names`` are what IPython calls the notebook's cells, by file name."""
+class Parcel(NamedTuple):
+    """A packed object for ranks that run already: ``path`` is where they open it, ``header`` is the payload's."""
 
-    job: Any
+    path: str
+    header: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What both ways to run something have. ``job`` goes with it: the header of the packed object, None if it is
+    inherited; for ranks that run already a ``Parcel``. ``interrupts`` is the number that had been announced to the rank
+    when this was sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` lets the
+    person look at the frame that raised, ``show_locals`` tells its variables."""
+
+    job: Any = None
+    interrupts: int = 0
+    debug: bool = False
+    pdb: bool = False
+    show_locals: bool = False
+
+
+@dataclass(frozen=True)
+class RunFunction(_Run):
+    """Call ``fn(rank, *args)``, where ``job`` is ``{"fn": fn, "args": args}``. ``names`` are what IPython calls the
+    notebook's cells, by file name."""
+
     names: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class RunCell:
-    """Run a notebook cell. ``job`` is the header of the packed dict of the notebook variables that the cell uses, None
-    if they are inherited.
+class RunCell(_Run):
+    """Run a notebook cell, where ``job`` is the dict of the notebook's variables that come along.
 
-    ``source`` is the cell's body with the magic's line as a leading comment, so that line numbers are the person's;
-    ``first_line`` is that line as the person typed it; ``filename`` and ``number`` are IPython's names for the cell;
+    ``source`` is the cell's body with the magic's line as a leading comment, so that line numbers are the person's, and
+    ``transformed`` what IPython makes of that ('' if nobody has asked it yet);
+    ``first_line`` is that line as the person typed it, '' if there is none; ``filename`` and ``number`` are IPython's
+    names for the cell (0: it is no cell of the notebook);
     ``sources`` holds ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks
-    and ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed.
+    and ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are
+    IPython's for tracebacks ('': none).
     """
 
-    job: Any
     source: str
-    first_line: str
     filename: str
-    number: int
+    first_line: str = ""
+    number: int = 0
     sources: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
-    colors: str = "NoColor"
+    colors: str = ""
     silent: bool = False
+    transformed: str = ""
 
-    @property
+    @functools.cached_property
     def names(self) -> dict[str, str]:
         """What IPython calls the notebook's cells in tracebacks, by file name: 'Cell In[5]'."""
-        numbers = {name: number for name, (number, _) in self.sources.items() if number} | {self.filename: self.number}
-        return {file: f"Cell In[{number}]" for file, number in numbers.items()}
+        numbers = {name: number for name, (number, _) in self.sources.items()} | {self.filename: self.number}
+        return {file: f"Cell In[{number}]" for file, number in numbers.items() if number}
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """Ranks may have made different calls: what they share has to begin anew. ``number`` tells this time from the
+    others; ``store`` is a fresh file at which to make the process group of ``--backend`` again, '' if there is none."""
+
+    number: int
+    store: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """A kept rank has nothing more to run: it leaves in good order."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +312,7 @@ Event = (
     | Stopping
     | Exited
 )
-Command = RunFunction | RunCell | InputReply
+Command = RunFunction | RunCell | InputReply | Regroup | Close
 
 # ---------------------------------------------------------------- the wire
 

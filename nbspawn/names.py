@@ -44,12 +44,19 @@ class Names(NamedTuple):
 
 def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
     """Does the cell end with a semicolon, IPython's way of not showing the value of the last expression?"""
+    if ";" not in source:
+        return False
     blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(transform(source)).readline))
     except (tokenize.TokenError, SyntaxError):
         return False
     return [token.string for token in tokens if token.type not in blank][-1:] == [";"]
+
+
+def check(text: str, filename: str) -> None:
+    """Raises ``SyntaxError``, as compiling would, where ``text`` is no cell in Python."""
+    _compile(text, filename)  # `return` outside a function and the like are found by the compiler only
 
 
 def names_used(source: str, filename: str, transform: Callable[[str], str]) -> Names:
@@ -60,7 +67,7 @@ def names_used(source: str, filename: str, transform: Callable[[str], str]) -> N
     Raises ``SyntaxError``, as compiling the cell would, where the source is no Python.
     """
     text = transform(source)
-    _compile(text, filename)  # `return` outside a function and the like are found by the compiler only
+    check(text, filename)
     tree = compile(text, filename, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     cell = _Cell(filename, transform)
     bound = cell.follow(tree.body, frozenset())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = ["Header", "Packed", "Unpackable", "Value", "load", "pack", "pack_vari
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernels load
 REPR_LIMIT = 2000  # characters
+_NONE = pickle.dumps(None)
 
 
 # ---------------------------------------------------------------- to the ranks
@@ -167,6 +169,8 @@ class Value:
     @classmethod
     def of(cls, obj: object) -> Value:
         """Pack ``obj`` in the rank. Never raises: what cannot travel is kept as text."""
+        if obj is None:
+            return cls(_NONE)
         pickler = Pickler(None, returning=True)
         stream = io.BytesIO()
         try:

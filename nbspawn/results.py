@@ -12,14 +12,17 @@ _SHOWN = 16  # lines; more ranks with different values than that are folded
 
 
 class Results(Sequence[Any]):
-    """``results[r]`` is rank r's value: what its function returned, or its cell's last expression.
+    """``results[r]`` is rank r's value: what its function returned, or its cell's last expression. If only some ranks
+    were asked, it is that of the r-th of ``ranks``.
 
     Indexing raises ``PayloadError`` for a value that could not travel to the kernel (an open file, a generator); its
     text is still shown.
     """
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[Value], ranks: Sequence[int] | None = None) -> None:
         self._values = tuple(values)
+        self.ranks = tuple(range(len(values)) if ranks is None else ranks)
+        """Whose values they are."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -34,7 +37,7 @@ class Results(Sequence[Any]):
         try:
             return self._values[rank].get()
         except Unpackable as stuck:
-            raise PayloadError(f"the value of rank {range(len(self))[rank]}: {stuck}", stuck.variable) from None
+            raise PayloadError(f"the value of rank {self.ranks[rank]}: {stuck}", stuck.variable) from None
 
     def __iter__(self) -> Iterator[Any]:
         return (self[rank] for rank in range(len(self)))
@@ -51,9 +54,9 @@ class Results(Sequence[Any]):
 
     def __repr__(self) -> str:
         groups: list[tuple[int, int, str]] = []
-        for rank, value in enumerate(self._values):
+        for rank, value in zip(self.ranks, self._values, strict=True):
             text = value.text()
-            if groups and groups[-1][2] == text:
+            if groups and groups[-1][1:] == (rank - 1, text):
                 groups[-1] = (groups[-1][0], rank, text)
             else:
                 groups.append((rank, rank, text))
@@ -62,5 +65,5 @@ class Results(Sequence[Any]):
             mark = f"[{first}]" if first == last else f"[{first}-{last}]"
             lines.append(f"{mark} " + text.replace("\n", "\n" + " " * (len(mark) + 1)))
         if len(groups) > _SHOWN:
-            lines.append(f"... and the values of ranks {groups[_SHOWN][0]}-{len(self) - 1}")
+            lines.append(f"... and the values of ranks {groups[_SHOWN][0]}-{self.ranks[-1]}")
         return "\n".join(lines)

@@ -1,236 +1,115 @@
-"""One run from its start to its results or its error: watches the ranks, keeps the times, decides who is stopped."""
+"""``nbspawn.Session``: ranks that stay, as an object."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from nbspawn import views
-from nbspawn.engine.base import Engine
-from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.launch import Job, Options, settle, start
-from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
-from nbspawn.messages import Event, InputRequest, Raised, Stopped
-from nbspawn.render import stacks
-from nbspawn.render.text import duration
+from nbspawn.engine.launch import CellJob, FunctionJob, Job, Options
+from nbspawn.errors import UsageError
+from nbspawn.messages import RunCell
+from nbspawn.pool import Pool
+from nbspawn.rank import namespace
 from nbspawn.results import Results
-from nbspawn.stall import stall
-from nbspawn.status import Run, answered, reduce
-from nbspawn.turns import Turns, not_yet
 from nbspawn.views import View
-
-GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
-MAX_RANKS = 512
-
-_TICK = 0.05  # seconds: how late a press of Stop can be noticed
-_COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
-_KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
-_ANSWER = 0.1  # seconds
-_LONG_STALL = 30.0  # seconds after it is first said that nothing moves: then it is shown where, while somebody can see
-_PROMPT = 1.0  # seconds in which a rank stops for the debugger, unless it is in native code
+from nbspawn.watch import GRACE_PERIOD, Terms
 
 
-@dataclass
-class Session:
-    """``nprocs`` ranks for one job.
+class Members:
+    """Some ranks of a session: ``session[2]``, ``session[1:]``, ``session[[0, 2]]``."""
 
-    ``timeout`` and ``grace_period`` are seconds. When a rank fails or the time is out, the others get
-    KeyboardInterrupt, after the grace period SIGTERM, then SIGKILL. The first interrupt from the person does the
-    same, the second kills.
+    def __init__(self, session: Session, ranks: Sequence[int]) -> None:
+        self._session = session
+        self.ranks = tuple(ranks)
+        """Their numbers."""
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, which: int | slice | Sequence[int]) -> Members:
+        chosen = [which] if isinstance(which, int) else range(len(self))[which] if isinstance(which, slice) else which
+        try:
+            return Members(self._session, sorted({self.ranks[number] for number in chosen}))
+        except IndexError:
+            raise UsageError(f"there is no rank {which} of {len(self)}") from None
+
+    def run(self, what: Callable[..., Any] | str, *args: Any) -> Results:
+        """Call ``what(rank, *args)`` in each of these ranks, or run it as a cell if it is source code, and wait.
+
+        A function comes with the notebook's variables that it uses; names that a rank has bound itself stay its own. A
+        cell sees the rank's variables alone. Raises as ``nbspawn.spawn``; a rank that raised lives on.
+        """
+        session = self._session
+        job: Job
+        if isinstance(what, str):
+            job = session.source_job(what)
+        else:
+            job = FunctionJob(what, args, views.cell_names(), session.pdb, session.show_locals)
+        return session.perform(job, ranks=self.ranks)
+
+    def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Bind variables in each of these ranks, to copies of these values."""
+        self._quietly(namespace.bind, {**(variables or {}), **more})
+
+    def pull(self, name: str) -> Results:
+        """A variable of each of these ranks. Raises RankRaisedError (a NameError) where there is none."""
+        return self._quietly(namespace.variable, name)
+
+    def _quietly(self, fn: Callable[..., Any], *args: Any) -> Results:
+        return self._session.perform(FunctionJob(fn, args), Terms(view=views.StreamView()), self.ranks)
+
+
+class Session(Pool, Members):
+    """``nprocs`` ranks that stay, with their variables, from the first command until ``close``; a context manager.
+
+        with nbspawn.Session(4, backend="gloo") as ranks:
+            ranks.run(load_model)
+            for loss in ranks.run("train(1)"):
+                print(loss)
+            ranks[2].run(inspect_gradients)
+
+    The arguments are those of ``nbspawn.spawn``; ``timeout`` and ``grace_period`` are for each command. After
+    ``idle_timeout`` seconds without one the ranks end. A rank that ends ends the session; ``restart`` starts it again.
+    With ``keep=False`` the ranks end with the first command.
     """
 
-    nprocs: int
-    options: Options = field(default_factory=Options)
-    timeout: float | None = None
-    grace_period: float = GRACE_PERIOD
-    view: View | None = None
+    def __init__(
+        self,
+        nprocs: int,
+        *,
+        start_method: str = "auto",
+        backend: str | None = None,
+        env: Mapping[str, str] | None = None,
+        devices: Sequence[int] | None = None,
+        threads: int | None = None,
+        log_dir: str | None = None,
+        pdb: bool = False,
+        debugpy: bool = False,
+        show_locals: bool = False,
+        daemon: bool = False,
+        timeout: float | None = None,
+        grace_period: float = GRACE_PERIOD,
+        idle_timeout: float | None = None,
+        view: View | None = None,
+        keep: bool = True,
+    ) -> None:
+        options = Options(
+            start_method, backend, env or {}, devices, threads, log_dir, keep, pdb, debugpy, daemon=daemon
+        )
+        Pool.__init__(self, nprocs, options, Terms(timeout, grace_period, view), idle_timeout)
+        Members.__init__(self, self, range(nprocs))
+        self.pdb, self.show_locals = pdb, show_locals
+        self._cells = 0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.nprocs <= MAX_RANKS:
-            raise UsageError(f"{self.nprocs} ranks make no sense: choose 1 to {MAX_RANKS}")
-        for name, value in (("timeout", self.timeout), ("grace period", self.grace_period)):
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise UsageError(f"a {name} of {value} seconds makes no sense")
+    def source_job(self, source: str) -> CellJob:
+        """Source code as a cell that is none of the notebook's."""
+        self._cells += 1
+        return CellJob(RunCell(textwrap.dedent(source), f"<run {self._cells}>", colors=views.colors()), {})
 
-    def run(self, job: Job) -> Results:
-        """Run the job to its end. Raises what errors.py lists, and KeyboardInterrupt if the person stopped it."""
-        view = self.view if self.view is not None else views.make_default()
-        choice, packed = settle(job, self.options.start_method)
-        started = time.monotonic()
-        with InterruptFlag() as interrupted:
-            context = start(job, self.nprocs, choice, packed, self.options)
-            watch = _Watch(self, context, view, interrupted)
-            logs = str(context.files.logs)
-            run = Run.new(self.nprocs, choice.title, choice.why, logs, started, context.cell, job.source, job.names)
-            cut = True
-            try:
-                try:
-                    view.open(run)
-                    run = watch.until_over(run)
-                finally:
-                    cut = view.close(run)
-                return watch.conclude(run)
-            finally:
-                context.close(keep_logs=cut)
-                for process in context.processes:
-                    process.close()
+    def __enter__(self) -> Session:
+        return self
 
-
-class _Watch:
-    """The loop of one run."""
-
-    def __init__(self, session: Session, context: Engine, view: View, interrupted: InterruptFlag) -> None:
-        self._session = session
-        self._context = context
-        self._view = view
-        self._interrupted = interrupted
-        self._stop_presses = 0
-        self._heeded = 0
-        self._stood: list[str] = []
-        self._to_break: set[int] = set()
-        self._breaking: dict[int, float] = {}
-        self._stalled_since: float | None = None
-        self._stall_shown = False
-        self._looked_for_stall = 0.0
-        self._stopped_by_person = False
-        self._timed_out = False
-        self._deadline = math.inf if session.timeout is None else time.monotonic() + session.timeout
-        self._turns = Turns()
-        self._looked_at: set[int] = set()
-
-    def until_over(self, run: Run) -> Run:
-        while not self._context.over:
-            began = time.monotonic()
-            events = self._context.poll(_TICK)
-            run = self._fold(run, events)
-            self._view.show(run, events)
-            self._fulfil(run)
-            self._watch_standstill(run)
-            run = self._decide(run)
-            request = None if self._context.stopping else self._turns.due(run, time.monotonic())
-            if request is not None:
-                run = self._ask(run, request)
-            if self._turns.open or request is not None:
-                self._deadline += time.monotonic() - began  # no clock runs while a person thinks
-        return run
-
-    def _fold(self, run: Run, events: Sequence[Event]) -> Run:
-        now = time.monotonic()
-        for event in events:
-            run = reduce(run, event, now)
-            self._turns.fold(event, now)
-            if isinstance(event, Stopped):
-                self._breaking.pop(event.rank, None)
-            if isinstance(event, Stopped) and event.post_mortem:
-                self._looked_at.add(event.rank)
-            elif isinstance(event, Raised) and event.by_quit:
-                self._interrupted.count += 1
-        return run
-
-    def _ask(self, run: Run, request: InputRequest) -> Run:
-        news, prompt = self._turns.question(request, run)
-        self._view.say(news)
-        with self._interrupted.as_exception():
-            reply = self._view.ask(prompt, request.password)
-        if reply.kind == "interrupt":
-            self._interrupted.count += 1
-        now = time.monotonic()
-        replies, told = self._turns.answers(request, reply, run, now, views.source)
-        self._view.say(told)
-        for rank, answer in replies.items():
-            self._context.send(rank, answer)
-            run = answered(run, rank, now)
-        return run
-
-    def _fulfil(self, run: Run) -> None:
-        """What the person has asked for in the view."""
-        now = time.monotonic()
-        for wish in self._view.wishes():
-            if wish.what == "stop":
-                self._stop_presses += 1
-            elif wish.what == "stacks":
-                self._show_stacks(run, "", fold=False)
-            elif not self._context.stopping:
-                self._to_break.update(wish.ranks)
-        for rank in [rank for rank in self._to_break if run.ranks[rank].state != "debugging"]:
-            self._to_break.remove(rank)
-            self._context.break_into(rank)
-            self._breaking[rank] = now
-        if late := [rank for rank, since in self._breaking.items() if now - since >= _PROMPT]:
-            for rank in late:
-                del self._breaking[rank]
-            self._view.say(not_yet(run, late, views.source))
-
-    def _watch_standstill(self, run: Run) -> None:
-        now = time.monotonic()
-        if now - self._looked_for_stall < 1.0:
-            return
-        self._looked_for_stall = now
-        if self._context.stopping or self._turns.open or not stall(run, now, views.source):
-            self._stalled_since, self._stall_shown = None, False
-        elif self._stalled_since is None:
-            self._stalled_since = now
-        elif now - self._stalled_since >= _LONG_STALL and not self._stall_shown:
-            self._stall_shown = True
-            self._show_stacks(run, f", {_LONG_STALL:.0f} s of them in vain", fold=True)
-
-    def _show_stacks(self, run: Run, note: str, fold: bool) -> None:
-        found = self._context.look(deep=True)
-        passed = duration(time.monotonic() - run.started)
-        self._view.show_stacks(f"Where the ranks stand after {passed}{note}", found, fold)
-
-    def _decide(self, run: Run) -> Run:
-        """Who has to be stopped now. What stood still until then is noted, and stays."""
-        was_stopping, now = self._context.stopping, time.monotonic()
-        self._stop_who_must(run)
-        if self._context.stopping and not was_stopping and (why := stall(run, now, views.source)):
-            return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
-        return run
-
-    def _stop_who_must(self, run: Run) -> None:
-        context, grace = self._context, self._session.grace_period
-        presses = self._interrupted.count + self._stop_presses
-        if presses > self._heeded:
-            again = self._heeded > 0 or context.stopping
-            self._heeded = presses
-            self._stopped_by_person = self._stopped_by_person or not context.failures
-            if again or presses > 1:
-                stood = self._stacks(run, deep=False)
-                self._stood = stood and ["When they were killed:", *stood]
-                context.stop_at(kill=0.0)
-            else:
-                context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
-        elif context.stopping:
-            return
-        elif context.failures and (self._seen_enough or not self._turns.open):
-            context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
-        elif time.monotonic() >= self._deadline:
-            self._timed_out = True
-            self._stood = self._stacks(run, deep=True)
-            # However short the grace period, ranks get the moment that they need to say where they stand.
-            term = max(grace, _ANSWER)
-            context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
-
-    @property
-    def _seen_enough(self) -> bool:
-        """Has the person left a rank's post-mortem? That ends those of its peers."""
-        return any(failure.rank in self._looked_at for failure in self._context.failures)
-
-    def _stacks(self, run: Run, deep: bool) -> list[str]:
-        now = time.monotonic()
-        return stacks.text(self._context.look(deep), run, now, views.source)
-
-    def conclude(self, run: Run) -> Results:
-        """The results, or the one error."""
-        context = self._context
-        logs = f"Full logs: {run.log_dir}"
-        if self._stopped_by_person:
-            raise interrupted([*context.stacks(), *self._stood])
-        if self._timed_out:
-            told = f"the timeout of {self._session.timeout:g} s is over."
-            raise RunTimeoutError("\n".join([told, *self._stood, logs]))
-        if context.failures:
-            raise rank_error(context.failures, len(run.ranks), [*context.stacks("stopped"), logs])
-        return context.results()
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -11,7 +11,7 @@ that dies while it starts, a report that is read after the exit): every order gi
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -45,13 +45,16 @@ State = Literal[
     "failed",
     "killed",
     "interrupted",
+    "idle",
 ]
-"""'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there."""
+"""'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there.
+'idle'
+is a kept rank that was not asked to run this."""
 
 Source = Callable[[Frame], str]
 """Finds the text of a line."""
 
-FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted"})
+FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted", "idle"})
 
 # A line is kept to be drawn in one row: what is longer than any screen is only weight in every redraw.
 _LINE_LIMIT = 1000
@@ -102,7 +105,8 @@ class RankStatus:
 class Run:
     """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
     ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
-    calls the notebook's cells ('Cell In[5]'), by file name."""
+    calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
+    been there before it (not ``fresh``). ``mark`` is to stand above all."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -114,6 +118,9 @@ class Run:
     cell: str | None = None
     source: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    kept: bool = False
+    fresh: bool = True
+    mark: str = ""
 
     @staticmethod
     def new(
@@ -130,6 +137,15 @@ class Run:
         ranks = tuple(RankStatus(rank, now) for rank in range(nprocs))
         return Run(ranks, method, why, now, None, (), log_dir, cell, source, names or {})
 
+    def of_kept(self, asked: Collection[int] | None) -> Run:
+        """The same of ranks that stay; those that live already say no more that they start, and run it if they are
+        ``asked`` to."""
+        ranks = self.ranks
+        if asked is not None:
+            states: tuple[State, State] = ("idle", "running")
+            ranks = tuple(RankStatus(rank.rank, rank.since, state=states[rank.rank in asked]) for rank in ranks)
+        return replace(self, ranks=ranks, kept=True, fresh=asked is None)
+
     def text(self, frame: Frame, elsewhere: Source) -> str:
         """The text of a line, of this cell or ``elsewhere``."""
         if frame.file != self.cell:
@@ -138,8 +154,14 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether every rank's process has ended."""
-        return all(rank.ended is not None for rank in self.ranks)
+        """Whether every rank's process has ended, or, of kept ranks, what it ran."""
+        return all(rank.ended is not None or (self.kept and rank.state in FINAL) for rank in self.ranks)
+
+    @property
+    def uneventful(self) -> bool:
+        """Have ranks that were there before run it to a good end? Then what they print and their values say it all."""
+        well = all(rank.state in ("done", "idle") and not rank.stop for rank in self.ranks)
+        return well and not self.fresh and not self.notes
 
     @property
     def counts(self) -> dict[State, int]:
@@ -200,7 +222,6 @@ def ranges(ranks: Iterable[int]) -> str:
 def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
     match event:
         case Started() if rank.ended is None:
-            # A kept rank says it again for each cell, so nothing of the last cell may stay.
             return RankStatus(rank.rank, event.time, event.pid, "running")
         case Sampled() if rank.state in ("running", "waiting"):
             return _sampled(rank, event)

@@ -17,6 +17,7 @@ from nbspawn.render.stacks import Stack
 from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
 
+AT_ONCE = 0.05  # seconds: what is over sooner needs no live view
 HOLD = 0.1  # seconds
 HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt releases it at once
 
@@ -31,6 +32,10 @@ class Wish(NamedTuple):
 class View(Protocol):
     """Draws from the state, never from an event alone; is told of everything and decides itself how often to draw."""
 
+    @property
+    def present(self) -> bool:
+        """Is somebody there to be asked?"""
+
     def wishes(self) -> Sequence[Wish]:
         """What the person has asked for in the view since the last call."""
 
@@ -43,8 +48,8 @@ class View(Protocol):
     def say(self, news: str) -> None:
         """Tell the person something, below what the ranks have printed; '' is nothing."""
 
-    def ask(self, prompt: str, password: bool) -> InputReply:
-        """Put a rank's question to the person and wait for the answer."""
+    def ask(self, prompt: str, password: bool) -> InputReply | None:
+        """Put a rank's question to the person and wait for the answer; None if they left without one."""
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
         """Show where ranks stand, below what they have printed; it stays. ``fold`` it where that can be done."""
@@ -74,6 +79,8 @@ class StreamView:
     budget = sys.maxsize
     """Bytes of output that are passed on; a terminal or a pipe takes all."""
 
+    present = True
+
     def wishes(self) -> Sequence[Wish]:
         """There is nothing to press."""
         return ()
@@ -98,7 +105,7 @@ class StreamView:
         self.release()
         self.write(news and f"{news}\n")
 
-    def ask(self, prompt: str, password: bool) -> InputReply:
+    def ask(self, prompt: str, password: bool) -> InputReply | None:
         """Ask on this process's own stdin."""
         self.release()
         return answer(prompt, password)
@@ -150,6 +157,9 @@ def answer(prompt: str, password: bool) -> InputReply:
 
 cell_names: Callable[[], Mapping[str, str]] = dict
 """What IPython calls the notebook's cells ('Cell In[5]'), by file name; the notebook extension knows."""
+
+colors: Callable[[], str] = str
+"""IPython's colours for tracebacks ('' for none); the notebook extension knows."""
 
 make_default: Callable[[], View] = StreamView
 """Makes the view of a run that names none; the notebook extension puts its own here."""

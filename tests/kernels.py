@@ -62,7 +62,7 @@ class Reply:
     """The traceback with colours."""
     saved: list[dict[str, Any]] = field(default_factory=list, repr=False)
     displays: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
-    """By display id: the output, in its last state."""
+    """Of the whole notebook, by display id: the output, in its last state."""
     prompts: list[tuple[str, bool]] = field(default_factory=list)
     """What was asked, and whether as a password."""
     sent: int = 0
@@ -168,7 +168,7 @@ class Cell:
     """A cell that has been sent. ``reply`` grows while messages are read, by ``until`` and ``wait``."""
 
     def __init__(self, kernel: Kernel, message: str, answers: Sequence[str]) -> None:
-        self.reply = Reply()
+        self.reply = Reply(displays=kernel.displays)
         self._kernel = kernel
         self._message = message
         self._answers = list(answers)
@@ -196,11 +196,17 @@ class Cell:
         self.reply.seconds = time.monotonic() - self._sent_at
         return self.reply
 
+    def see(self, happened: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
+        """Read messages until this has happened, after the cell's end too."""
+        self._read(happened, what, timeout, after=True)
+
     def take(self, channel: str, message: dict[str, Any]) -> None:
-        """One message, if it is this cell's."""
-        if message["parent_header"].get("msg_id") != self._message:
-            return
+        """One message, if it is this cell's; displays are updated from wherever."""
         kind, content = message["header"]["msg_type"], message["content"]
+        if message["parent_header"].get("msg_id") != self._message:
+            if kind == "update_display_data":
+                self.reply.fold(kind, content)
+            return
         if channel == "shell":
             self._replied = True
             self.reply.status = content["status"]
@@ -214,10 +220,10 @@ class Cell:
         else:
             self.reply.fold(kind, content)
 
-    def _read(self, enough: Callable[[], bool], what: str, timeout: float) -> None:
+    def _read(self, enough: Callable[[], bool], what: str, timeout: float, after: bool = False) -> None:
         end = time.monotonic() + timeout
         while not enough():
-            assert not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"
+            assert after or not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"
             assert time.monotonic() < end, f"waited {timeout} s in vain: {what}\n{self.reply}"
             assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
             for channel, message in self._kernel.messages():
@@ -229,6 +235,8 @@ class Kernel:
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
+        self.displays: dict[str, dict[str, Any]] = {}
+        """All that can be updated, by display id."""
         self._terminal = open(folder / "terminal.txt", "ab+")
         self._env = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **env}
 

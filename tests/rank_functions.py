@@ -448,3 +448,7 @@ def stand_here_then_there(rank: int, folder: str) -> None:
     stand_here()
     _mark(folder, f"there-{rank}")
     stand_there()
+
+
+def of_main(rank: int, name: str) -> Any:
+    return vars(sys.modules["__main__"])[name]

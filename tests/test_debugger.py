@@ -17,6 +17,10 @@ def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+# Where nothing of a new process is at stake: spawn takes some seconds.
+quickly = pytest.mark.parametrize("method", ["fork", "forkserver"])
+
+
 @pytest.fixture(params=["fork", "forkserver"])
 def quick_method(request: pytest.FixtureRequest) -> str:
     """Where nothing of a new process is at stake: spawn takes some seconds."""
@@ -83,6 +87,7 @@ x *= 2
 x.item()"""
 
 
+@quickly
 def test_lockstep(kernel: Kernel, method: str) -> None:
     person = Person(kernel, LOCKSTEP.format(method=method))
     first = int(person.prompt()[1])
@@ -98,6 +103,7 @@ def test_lockstep(kernel: Kernel, method: str) -> None:
     assert kernel.value("list(out)") == [6.0] * 3
 
 
+@quickly
 def test_steps_go_from_statement_to_statement_and_end_with_the_cell(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 1 -m {method}\nimport json\nbreakpoint()\ny = json.dumps([rank])\nfor i in range(2):\n    z = i\ny"
     person = Person(kernel, cell)
@@ -173,6 +179,7 @@ if rank == 1:
 dist.barrier()"""
 
 
+@quickly
 def test_post_mortem(kernel: Kernel, method: str) -> None:
     person = Person(kernel, FAILS.format(method=method, options="--pdb"))
     assert person.prompt() == "[1] ipdb> "
@@ -214,6 +221,7 @@ def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
     assert first in range(3) and reply.seconds < 20
 
 
+@quickly
 def test_quit_ends_the_run_and_strands_nobody(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 3 -m {method} -g 20
 import os, time
@@ -254,6 +262,7 @@ def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, qui
     wait_gone(pids(reply), 2)
 
 
+@quickly
 @pytest.mark.parametrize("end", ["shutdown", "kill"])
 def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, method: str, end: str) -> None:
     with Kernel(tmp_path) as kernel:
@@ -402,6 +411,7 @@ over"""
     assert kernel.value("list(out)") == [5, 1]
 
 
+@quickly
 def test_break_into_a_rank_before_its_first_line(kernel: Kernel, tmp_path: Path, method: str) -> None:
     cell = f"""%%spawn 1 -m {method} -o out
 !touch {tmp_path / "in"}; while [ ! -e {tmp_path / "go"} ]; do sleep 0.01; done
@@ -520,11 +530,7 @@ finally:
 
 
 def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
-    ok(
-        kernel.execute(
-            "import nbspawn.session, nbspawn.stall\nnbspawn.session._LONG_STALL = nbspawn.stall.PATIENCE = 1"
-        )
-    )
+    ok(kernel.execute("import nbspawn.watch, nbspawn.stall\nnbspawn.watch._LONG_STALL = nbspawn.stall.PATIENCE = 1"))
     try:
         person = Person(kernel, GIL.format(options=""))
         person.until(lambda: person.cell.reply.stacks, "they are shown")

@@ -14,7 +14,7 @@ FLOORS: tuple[set[str], ...] = (
     {"messages", "status", "payload", "pickler", "culprit", "names", "guardian", "stall", "profile"},
     {"rank", "render"},
     {"errors", "results", "engine"},
-    {"views", "session", "turns", "api"},
+    {"views", "watch", "background", "pool", "session", "turns", "api"},
     {"notebook"},
 )
 ROOMS_APART = ({"rank", "render"},)

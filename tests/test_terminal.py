@@ -122,6 +122,23 @@ def test_ctrl_c(terminal: Terminal, tmp_path: Path) -> None:
     assert "[1] 1" in shown(terminal.run("%%spawn 2\nrank"))
 
 
+def test_ranks_that_stay_and_one_in_the_background(terminal: Terminal) -> None:
+    terminal.run("%%spawn 2 --keep\nx = rank")
+    text = shown(terminal.run("%%ranks\nprint('said by', x)\nx + 1"))
+    assert "said by 1" in text and "[1] 2" in text and "done" not in text
+    terminal.run("%%ranks --background -o h\nname = input('who? ') if rank else 'nobody'\n1 / rank")
+    assert "7" in shown(terminal.run("3 + 4")), "the prompt is free"
+    terminal.start("h.wait()")
+    terminal.process.expect(r"\[1\] who\? ")
+    terminal.process.send("ada\r")
+    assert "rank 0 of 2: ZeroDivisionError" in shown(terminal._prompted())
+    terminal.run("%ranks auto on")
+    assert "AUTO MODE" in (text := shown(terminal.run("x * 3"))) and "[1] 3" in text
+    terminal.run("%ranks auto off")
+    assert "[1] 'ada'" in shown(terminal.run("%%ranks\nname"))
+    terminal.run("%ranks stop")
+
+
 def test_input(terminal: Terminal) -> None:
     terminal.start("%%spawn 2\nname = input('who? ') if rank else 'nobody'\nname")
     terminal.process.expect(r"\[1\] who\? ")

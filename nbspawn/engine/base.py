@@ -22,6 +22,10 @@ class Engine(Protocol):
         """Have all ranks ended?"""
 
     @property
+    def settled(self) -> bool:
+        """Have all ranks ended what they were given? One-shot ranks end with it, kept ranks wait for more."""
+
+    @property
     def stopping(self) -> bool:
         """Have ranks been asked to end, or will they be?"""
 

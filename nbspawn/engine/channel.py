@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nbspawn.engine import inherited
@@ -34,11 +34,16 @@ class Hub:
 
     def send(self, rank: int, command: Command) -> None:
         """Queue a command; it leaves as soon as the rank can take it."""
-        frame = encode(command)
-        if rank in self._connections:
-            self._connections[rank].write(frame)
-        else:
-            self._waiting.setdefault(rank, []).append(frame)
+        self.send_all({rank: command})
+
+    def send_all(self, commands: Mapping[int, Command]) -> None:
+        """One to each of these ranks; often it is the same."""
+        frames = {id(command): encode(command) for command in commands.values()}
+        for rank, command in commands.items():
+            if rank in self._connections:
+                self._connections[rank].write(frames[id(command)])
+            else:
+                self._waiting.setdefault(rank, []).append(frames[id(command)])
 
     def drain(self) -> None:
         """Hear all that has been said by now, also by ranks that still wait to be accepted."""

@@ -251,7 +251,7 @@ class _ServerPopen(popen_forkserver.Popen):
 
     def __init__(self, process_obj: Any) -> None:
         self._pid: int | None = None
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
         super().__init__(process_obj)
 
     @property
@@ -267,10 +267,18 @@ class _ServerPopen(popen_forkserver.Popen):
         return self._pid
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, which the server tells after the pid; None if there is none yet."""
-        if self._pid is None and flag == os.WNOHANG and not connection.wait([self.sentinel], 0):
-            return None
-        return super().poll(flag) if self.pid else None
+        """The exit code, which the server tells after the pid; None if there is none yet.
+
+        multiprocessing asks all processes whenever it starts one, while another thread may watch ranks in the
+        background: of two that read the exit code, one would take the end of the pipe for that of the server, and the
+        code for 255.
+        """
+        if flag != os.WNOHANG:
+            return super().poll(flag) if self.pid else None
+        with self._reading:
+            if self._pid is None and not connection.wait([self.sentinel], 0):
+                return None
+            return super().poll(flag) if self.pid else None
 
     def _launch(self, process_obj: Any) -> None:
         fork_server: Any = server.get()

@@ -70,11 +70,16 @@ def _port(fd: int, inode: int) -> tuple[int, bool]:
 
 
 def _let_go() -> None:
+    """The numbers stay taken until the objects that hold them go: these close them once more, and would then close a
+    stranger's file."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _kernel_only:
         try:
-            os.close(fd)
+            os.fstat(fd)
+            os.dup2(null, fd, inheritable=False)
         except OSError:
             continue  # the person's own code closed it, for example os.closerange
+    os.close(null)
     _kernel_only.clear()
     for action in _in_child:
         action()

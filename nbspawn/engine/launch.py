@@ -11,7 +11,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,10 +21,10 @@ import torch.multiprocessing
 
 from nbspawn import guardian, payload
 from nbspawn.engine import fork_safety, start_method
+from nbspawn.engine.context import LocalContext
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.inherited import kernel_sockets
 from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.local import LocalContext
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.resources import Resources
 from nbspawn.engine.start_method import Choice
@@ -49,12 +49,12 @@ class Options:
     """Intra-op threads a rank; None: OMP_NUM_THREADS if it is set, else the cores shared out, at least 1."""
     log_dir: str | None = None
     """Where the logs go, and stay; None for a private directory."""
-    pdb: bool = False
-    """Open the debugger in a rank that raises."""
+    keep: bool = False
+    """Leave the ranks alive, for more to run."""
+    patient: bool = False
+    """Somebody may look at one rank for long, so the group of ``backend`` gets a day's timeout."""
     debugpy: bool = False
     """Have each rank listen for a debugger (VS Code's) on a loopback port of its own."""
-    show_locals: bool = False
-    """Show the variables of the frame that raised, in the error."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
@@ -67,8 +67,16 @@ class FunctionJob:
     args: tuple[Any, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     """What IPython calls the notebook's cells, by file name."""
+    pdb: bool = False
+    show_locals: bool = False
     kind = "function"
     source = ()
+    sources = ()
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages."""
+        return f"{getattr(self.fn, '__name__', 'a function')}()"
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -78,11 +86,16 @@ class FunctionJob:
     def pack(self) -> tuple[payload.Packed, RunFunction]:
         """Everything by value that the function uses of ``__main__``."""
         packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]))
-        return packed, RunFunction(packed.describe(), self.names)
+        return packed, replace(self.command, job=packed.describe())
+
+    @property
+    def command(self) -> RunFunction:
+        """As it is sent, but for the job."""
+        return RunFunction(self.names, pdb=self.pdb, show_locals=self.show_locals)
 
     def inherited(self) -> tuple[Any, RunFunction]:
         """Under fork nothing travels."""
-        return self.variables, RunFunction(None, self.names)
+        return self.variables, self.command
 
 
 @dataclass(frozen=True)
@@ -91,15 +104,26 @@ class CellJob:
 
     command: RunCell
     namespace: dict[str, Any]
-    required: frozenset[str]
-    optional: frozenset[str]
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     kind = "cell"
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages."""
+        return self.names.get(self.command.filename, "a cell")
+
+    @property
+    def sources(self) -> Collection[str]:
+        """The files of the notebook's other cells, which its ranks are told of."""
+        return self.command.sources
 
     @property
     def source(self) -> tuple[str, ...]:
         """The cell's lines, as the person sees them."""
         first, *rest = self.command.source.split("\n")
-        return (self.command.first_line.rstrip("\n") if first.startswith("# %%spawn") else first, *rest)
+        typed = self.command.first_line.rstrip("\n")
+        return (typed if typed and first.startswith("# %%") else first, *rest)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -131,16 +155,17 @@ _DESCRIPTORS_A_RUN = 32
 
 def settle(job: Job, requested: str) -> tuple[Choice, Any]:
     """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``."""
+    return start_method.choose(requested, partial(pack, job), job.variables, job.kind)
 
-    def pack() -> Any:
-        try:
-            return job.pack()
-        except payload.Unpackable as stuck:
-            part = stuck.path.rpartition(" -> ")[2]
-            culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
-            raise PayloadError(str(stuck), culprit) from None
 
-    return start_method.choose(requested, pack, job.variables, job.kind)
+def pack(job: Job) -> tuple[payload.Packed, Any]:
+    """The job's variables packed, and its command. Raises PayloadError that names the variable that cannot travel."""
+    try:
+        return job.pack()
+    except payload.Unpackable as stuck:
+        part = stuck.path.rpartition(" -> ")[2]
+        culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
+        raise PayloadError(str(stuck), culprit) from None
 
 
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
@@ -227,9 +252,9 @@ def _launch(
         files=files,
         threads=threads,
         backend=options.backend,
-        pdb=options.pdb,
+        keep=options.keep,
+        patient=options.patient or options.debugpy or options.keep,
         debugpy=options.debugpy,
-        show_locals=options.show_locals,
         **job_of_ranks,
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import selectors
 import signal
-import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from torch.multiprocessing import ProcessContext
@@ -15,45 +15,41 @@ from torch.multiprocessing import ProcessContext
 from nbspawn.engine import inherited, signals
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.forkserver import ServedProcess
-from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.logs import LogTail
 from nbspawn.engine.outcomes import Outcomes
 from nbspawn.engine.resources import Resources
 from nbspawn.engine.stacks import Stacks
-from nbspawn.errors import Failure, rank_error
+from nbspawn.errors import Failure
 from nbspawn.messages import (
+    Close,
     Command,
     Event,
     Exited,
-    InputReply,
-    InputRequest,
     Leaving,
     Measured,
-    Printed,
     Raised,
+    Regroup,
     Returned,
     RunCell,
+    RunFunction,
     Started,
     Stopping,
 )
 from nbspawn.rank import debugger, gauges
 from nbspawn.rank.launch import Launch, RunFiles
 from nbspawn.render.stacks import Stack
-from nbspawn.render.stream import MergedStream
-from nbspawn.results import Results
 
-_TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
 _MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
 _NUDGE = 0.1  # seconds
-_TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when no grace period is given
 
-running: set[LocalContext] = set()
+running: set[LocalRanks] = set()
 inherited.when_forked(running.clear)
 
 
-class LocalContext(ProcessContext):
-    """The ranks of one run. ``pids``, ``join``, ``processes``, ``sentinels`` and ``error_files`` are torch's.
+class LocalRanks(ProcessContext):
+    """The ranks of one run. ``pids``, ``processes``, ``sentinels`` and ``error_files`` are torch's.
 
     Beside torch's contract: every failure is collected and the first in time is raised; the ladder of signals is a
     list of appointments that ``poll`` keeps, so nothing blocks; exit code 0 without the rank's own word that it
@@ -74,11 +70,13 @@ class LocalContext(ProcessContext):
         self._tails = [LogTail(files.log(rank), rank) for rank in range(self.nprocs)]
         self._events: list[Event] = []
         self._started: set[int] = set()
+        self._busy = set(range(self.nprocs))
         self._to_break: set[int] = set()
         self._outcomes = Outcomes(self.processes, self.error_files, files)
         self._stacks = Stacks(files, self.cell)
         self._announced = bytearray(self.nprocs)
         self._ladder: list[tuple[float, signal.Signals]] = []
+        self._groups = 0
         self._nudge_at = math.inf
         self._asked_where = False
         self._ending: set[int] = set()
@@ -87,7 +85,6 @@ class LocalContext(ProcessContext):
         self._swept_at = 0.0
         self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
-        self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
         for sentinel, rank in self.sentinels.items():
             self._selector.register(sentinel, selectors.EVENT_READ, partial(self._sense_exit, rank))
         running.add(self)
@@ -104,17 +101,62 @@ class LocalContext(ProcessContext):
         """Have all ranks ended?"""
         return not self.sentinels
 
+    @property
+    def settled(self) -> bool:
+        """Have all ranks ended that were given something to run? Kept ranks have when they have told how it ended."""
+        return self.over or (self._launch.keep and not self._busy)
+
+    def command(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
+        """Have these kept ranks, which are idle, run something more. What is known of the last command is forgotten."""
+        first = next(iter(commands.values()))
+        self.cell = first.filename if isinstance(first, RunCell) else None
+        self._outcomes = Outcomes(self.processes, self.error_files, self.files)
+        self._stacks = Stacks(self.files, self.cell)
+        self._ladder, self._asked_where = [], False
+        self._busy = set(commands)
+        own = {
+            rank: replace(command, interrupts=self._announced[rank], debug=rank in self._to_break)
+            for rank, command in commands.items()
+            if self._announced[rank] or rank in self._to_break
+        }
+        self._hub.send_all({**commands, **own})
+        self._to_break.difference_update(commands)
+
+    def regroup(self) -> bool:
+        """Have the kept ranks begin anew what they share. True if that is a group of ``--backend``."""
+        self._groups += 1
+        ours = self._launch.backend is not None
+        for rank in self.sentinels.values():
+            self.send(rank, Regroup(self._groups, f"{self.files.store}-{self._groups}" if ours else ""))
+        return ours
+
+    def gauges(self) -> list[gauges.Reading]:
+        """What each rank uses, as it last told."""
+        return [gauges.read(self._resources.gauges, rank) for rank in range(self.nprocs)]
+
+    def dismiss(self, seconds: float) -> None:
+        """Have kept ranks leave in good order, and wait for at most so long."""
+        for rank in self.sentinels.values():
+            self.send(rank, Close())
+        end = time.monotonic() + seconds
+        while not self.over and time.monotonic() < end:
+            self.poll(TICK)
+
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
         if not self.over:
-            appointments = [self._swept_at + _TICK, self._nudge_at, *(moment for moment, _ in self._ladder[:1])]
+            appointments = [
+                self._swept_at + TICK,
+                self._nudge_at,
+                *(moment for moment, _ in self._ladder[:1]),
+            ]
             wait = min(timeout, min(appointments) - time.monotonic(), _ENDING_TICK if self._ending else math.inf)
             for key, _ in self._selector.select(max(0.0, wait)):
                 key.data()
             self._climb()
             for rank in list(self._ending):
                 self._notice_exit(rank)
-        if not self.over and time.monotonic() >= self._swept_at + _TICK:
+        if not self.over and time.monotonic() >= self._swept_at + TICK:
             self._sweep()
         events, self._events = self._events, []
         return events
@@ -155,8 +197,11 @@ class LocalContext(ProcessContext):
         if isinstance(event, Started):
             self._started.add(event.rank)
             if event.rank in self._to_break:
+                self._to_break.remove(event.rank)
                 self.break_into(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
+            if not isinstance(event, Leaving):
+                self._busy.discard(event.rank)
             self._outcomes.note(event)
 
     def _sense_exit(self, rank: int) -> None:
@@ -173,6 +218,7 @@ class LocalContext(ProcessContext):
             return
         process.join()  # at once; else multiprocessing holds its pipes until the next start
         del self.sentinels[process.sentinel]
+        self._busy.discard(rank)
         if rank in self._ending:
             self._ending.remove(rank)
         else:
@@ -194,6 +240,7 @@ class LocalContext(ProcessContext):
 
     def terminate(self, grace_period: float = 0.0) -> None:
         """SIGTERM now, SIGKILL after ``grace_period`` seconds; ``poll`` and ``join`` do the rest."""
+        self._busy.update(self.sentinels.values())
         self.stop_at(term=0.0, kill=grace_period)
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
@@ -227,7 +274,7 @@ class LocalContext(ProcessContext):
         how = "interrupt" if number == signal.SIGINT else number.name
         for rank in self.sentinels.values():
             process = self.processes[rank]
-            if process.exitcode is not None:
+            if process.exitcode is not None or (self._launch.keep and rank not in self._busy):
                 continue
             if number == signal.SIGINT:
                 self._outcomes.interrupted.add(rank)
@@ -250,8 +297,8 @@ class LocalContext(ProcessContext):
         return self._stacks.look(self._at_work(), deep)
 
     def break_into(self, rank: int) -> None:
-        """Have the rank stop in the debugger, as rank/debugger.py tells; one that starts, at its first line."""
-        if rank not in self._started:
+        """Have the rank stop in the debugger, as rank/debugger.py tells; one that has not begun, at its first line."""
+        if rank not in self._started or rank not in self._busy:
             self._to_break.add(rank)
         elif pid := self._at_work().get(rank):
             signals.send_to_main_thread(pid, debugger.SIGNAL)
@@ -265,56 +312,9 @@ class LocalContext(ProcessContext):
         """Let the ranks meet at MASTER_PORT though nobody may ``poll`` for a while."""
         self._resources.rendezvous.serve()
 
-    # ------------------------------------------------------------ torch's contract
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """torch's ``ProcessContext.join``: True if all ranks have ended well, False if ``timeout`` seconds were not
-        enough; raises RankRaisedError or RankExitedError for the rank that failed first, once its peers are stopped.
-        Ranks that ``interrupt`` or ``terminate`` has stopped have not ended well.
-
-        When a rank fails, the others get ``grace_period`` seconds to leave by themselves (none if None), then SIGTERM,
-        then the same time again (30 s if None) until SIGKILL. What ranks print goes to ``sys.stdout``.
-        """
-        end = None if timeout is None else time.monotonic() + max(0.0, timeout)
-        with InterruptFlag() as interrupted:
-            while True:
-                left = _TICK if end is None else max(0.0, min(_TICK, end - time.monotonic()))
-                self._pass_on(self.poll(left))
-                if self.failures and not self.stopping:
-                    first = 0.0 if grace_period is None else grace_period
-                    self.stop_at(term=first, kill=first + (_TORCH_GRACE if grace_period is None else grace_period))
-                if self.over or interrupted.count or (end is not None and time.monotonic() >= end):
-                    break
-        if interrupted.count:
-            raise KeyboardInterrupt
-        if not self.over:
-            return False
-        unfinished = self.failures or self._outcomes.unfinished(time.monotonic())
-        self.close()
-        if unfinished:
-            raise rank_error(unfinished, self.nprocs)
-        return True
-
-    def _pass_on(self, events: list[Event]) -> None:
-        text = self._stream.feed([event for event in events if isinstance(event, Printed)])
-        if self.over:
-            text += self._stream.finish(())
-        if text:
-            print(text, end="", flush=True)
-        for event in events:
-            if isinstance(event, InputRequest):
-                self.send(event.rank, InputReply("refused", "this rank was started with join=False: nobody can answer"))
-
     def send(self, rank: int, command: Command) -> None:
         """Give a rank a command; returns at once."""
         self._hub.send(rank, command)
-
-    def results(self) -> Results:
-        """The ranks' values; raises ValueError while ranks run, or if one did not return."""
-        values = [outcome.value for _, outcome in sorted(self._outcomes.said.items()) if isinstance(outcome, Returned)]
-        if not self.over or len(values) < self.nprocs:
-            raise ValueError("the ranks have not all returned: join() first")
-        return Results(values)
 
     # ------------------------------------------------------------ giving back
 
@@ -330,9 +330,10 @@ class LocalContext(ProcessContext):
         """End whatever is left, by force, and give back every file, socket and process. The logs of a run that failed
         stay for a while (engine/logs.py), others if ``keep_logs``."""
         if not self.over:
+            self._busy.update(self.sentinels.values())
             self.stop_at(kill=0.0)
         while not self.over:
-            self.poll(_TICK)
+            self.poll(TICK)
         if not self._closed:
             self._closed = True
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))

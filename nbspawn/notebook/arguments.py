@@ -1,12 +1,17 @@
-"""The options of ``%%spawn``: their names, their help, their checks and their completion."""
+"""The options of ``%%spawn`` and ``%%ranks``: their names, their help, their checks and their completion."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import re
 import shlex
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 VIEWS = ("auto", "widget", "html", "text", "quiet")
+WORDS = ("auto", "debug", "interrupt", "logs", "restart", "stacks", "stop", "wait")
+"""Of ``%ranks``."""
 _WORDS = ("auto", "cpu", "gpu")
 
 
@@ -17,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         """One line, and where to read more."""
         from nbspawn.errors import UsageError  # has torch in its train, which %load_ext must not wait for
 
-        raise UsageError(f"{message}. %%spawn? lists the options.")
+        raise UsageError(f"{message}. {self.prog}? lists the options.")
 
 
 def _ranks(text: str) -> int | str:
@@ -63,6 +68,22 @@ def _variable(text: str) -> str:
     return text
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"\w+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be a name: use letters, digits and _")
+    return text
+
+
+def _names(text: str) -> list[str]:
+    return [_variable(name) for name in text.split(",")]
+
+
+def _which(text: str) -> str:
+    if not re.fullmatch(r"@\w+|-?\d*(:-?\d*)?(,-?\d*(:-?\d*)?)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither ranks, such as 0,2 or 1:, nor a name, such as @eval")
+    return text
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="%%spawn",
@@ -88,15 +109,7 @@ def _parser() -> Parser:
         help="how the ranks' processes are made (default auto: the fork server where what the cell uses can travel)",
     )
     add("-b", "--backend", metavar="NAME", help="make and destroy the process group: gloo, nccl")
-    add("-o", "--out", metavar="NAME", type=_variable, help="bind the results, a sequence by rank, to NAME")
-    add("-t", "--timeout", metavar="S", type=_seconds, help="stop the ranks after S seconds and say where they stood")
-    add(
-        "-g",
-        "--grace-period",
-        metavar="S",
-        type=_seconds,
-        help="seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped (default 3)",
-    )
+    _add_common(add)
     add("--env", metavar="K=V", type=_setting, nargs="+", action="extend", default=[], help="environment of the ranks")
     add("--devices", metavar="0,2", type=_devices, help="the GPUs that the ranks may use (default: all)")
     add(
@@ -108,37 +121,109 @@ def _parser() -> Parser:
     add(
         "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"
     )
-    add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
+    add("-k", "--keep", action="store_true", help="leave the ranks alive, with their variables, for %%%%ranks")
+    add(
+        "--name",
+        metavar="NAME",
+        type=_name,
+        help="a name for ranks that stay, or run in the background: %%%%ranks @NAME",
+    )
+    add("--idle-timeout", metavar="S", type=_seconds, help="end kept ranks that have had nothing to run for S seconds")
     add("--debugpy", action="store_true", help="have each rank listen for VS Code's debugger, on a loopback port")
+    _add_seen(add)
+    return parser
+
+
+def _add_common(add: Callable[..., Any]) -> None:
+    add("-o", "--out", metavar="NAME", type=_variable, help="bind the results, a sequence by rank, to NAME")
+    add("-t", "--timeout", metavar="S", type=_seconds, help="stop the ranks after S seconds and say where they stood")
+    add(
+        "-g",
+        "--grace-period",
+        metavar="S",
+        type=_seconds,
+        help="seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped (default 3)",
+    )
+
+
+def _add_seen(add: Callable[..., Any]) -> None:
+    add("--background", action="store_true", help="return at once with a handle; the run goes on behind later cells")
+    add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
     add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
     add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
     add("-h", "--help", action="store_true", help="show this and run nothing")
+
+
+def _ranks_parser() -> Parser:
+    parser = Parser(
+        prog="%%ranks",
+        add_help=False,
+        allow_abbrev=False,
+        description="Run this cell in the ranks that %%spawn --keep left alive: in all, or in those that are named.",
+        epilog=f"%%ranks alone lists them; %%ranks followed by one of these words acts on them: {', '.join(WORDS)}.",
+    )
+    add = parser.add_argument
+    add("which", metavar="WHICH", type=_which, nargs="*", help="ranks, such as 0,2 or 1:, and a session's name: @eval")
+    _add_common(add)
+    add("--push", metavar="A,B", type=_names, default=[], help="send these variables of the notebook to the ranks")
+    add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no line of its own
+    add("--pull", metavar="A,B", type=_names, default=[], help="bring these variables back, each as a sequence by rank")
+    _add_seen(add)
     return parser
 
 
 PARSER = _parser()
+RANKS_PARSER = _ranks_parser()
 
 
-def parse(line: str) -> Any:
-    """The options as a namespace. Raises UsageError, one line that says what to do."""
+@functools.lru_cache(maxsize=64)
+def parse(line: str, parser: Parser = PARSER) -> Any:
+    """The options as a namespace, the same for the same line. Raises UsageError, one line that says what to do."""
     try:
         words = shlex.split(line)
     except ValueError as error:
-        PARSER.error(f"{error} in {line!r}")
-    return PARSER.parse_args(words)
+        parser.error(f"{error} in {line!r}")
+    return parser.parse_args(words)
+
+
+def selected(which: list[str], nprocs: int) -> list[int]:
+    """The ranks that ``0,2`` or ``1:`` names, of ``nprocs``; all if nothing is said. Raises UsageError for one that is
+    not there."""
+    parts = [part for word in which if not word.startswith("@") for part in word.split(",")]
+    if not parts:
+        return list(range(nprocs))
+    chosen: set[int] = set()
+    for part in parts:
+        if ":" in part:
+            first, _, last = part.partition(":")
+            chosen.update(range(nprocs)[slice(int(first) if first else None, int(last) if last else None)])
+        elif part and -nprocs <= int(part) < nprocs:
+            chosen.add(range(nprocs)[int(part)])
+        else:
+            RANKS_PARSER.error(f"there is no rank {part or repr(part)} of {nprocs}")
+    return sorted(chosen)
+
+
+def session_name(which: list[str]) -> str:
+    """The name after ``@``; '' if none is given."""
+    return next((word[1:] for word in which if word.startswith("@")), "")
 
 
 def complete(line: str) -> list[str]:
-    """What may come next on a ``%%spawn`` line that ends where the cursor is."""
+    """What may come next on a ``%%spawn``, ``%%ranks`` or ``%ranks`` line that ends where the cursor is."""
     words = line.split()
     partial = "" if line.endswith(" ") or len(words) < 2 else words[-1]
     before = words[-1] if not partial else words[-2]
-    for action in PARSER._actions:
+    if words[0] == "%ranks":
+        return [word for word in WORDS if word.startswith(partial) and before == "%ranks"]
+    parser = RANKS_PARSER if words[0] == "%%ranks" else PARSER
+    for action in parser._actions:
         if before in action.option_strings:
             if action.choices:
                 return [choice for choice in action.choices if choice.startswith(partial)]
             if action.nargs != 0:
                 return []
-    options = [option for action in PARSER._actions for option in action.option_strings if option.startswith("--")]
-    return [word for word in ([*options, *_WORDS] if partial else options) if word.startswith(partial)]
+    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    words = [*_WORDS] if parser is PARSER and partial else []
+    return [word for word in (*options, *words) if word.startswith(partial)]

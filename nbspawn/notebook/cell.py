@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from nbspawn.engine.launch import CellJob
-from nbspawn.errors import SpawnError
+from nbspawn.errors import RankExitedError, RankRaisedError, SpawnError
 from nbspawn.messages import RunCell
-from nbspawn.names import ends_silent, names_used
+from nbspawn.names import Names, check, ends_silent, names_used
 from nbspawn.rank.shell import displays
 
 _EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
 
-def job(shell: Any, line: str, body: str) -> CellJob:
-    """Raises the cell's SyntaxError, shown as any cell's would be."""
+def job(
+    shell: Any,
+    line: str,
+    body: str,
+    magic: str = "%%spawn",
+    push: Sequence[str] | None = None,
+    pdb: bool = False,
+    show_locals: bool = False,
+) -> CellJob:
+    """Raises the cell's SyntaxError, shown as any cell's would be. ``magic`` and ``line`` are its first line ('' if it
+    has none). ``push`` are the variables to send, if that is not for the cell's text to say."""
     displays()  # a forked rank finds them made, and their module imported, which would cost each of them 10 ms
     filename = _cell_name(shell)
-    source = _with_line_numbers(line, body)
+    source = _with_line_numbers(magic, line, body)
+    transform = functools.cache(shell.transform_cell)
     try:
-        names = names_used(source, filename, shell.transform_cell)
+        transformed = transform(source)
+        if push is None:
+            names = names_used(source, filename, transform)
+        else:
+            check(transformed, filename)
+            names = Names(frozenset(push), frozenset())
     except SyntaxError as error:
         raise _syntax_error(shell, error) from None
     command = RunCell(
-        job=None,
         source=source,
-        first_line=f"%%spawn {line}".rstrip() + "\n",
+        first_line=magic and f"{magic} {line}".rstrip() + "\n",
         filename=filename,
         number=_numbers(shell).get(filename, shell.execution_count),
         sources=_sources(shell),
         colors=shell.colors,
-        silent=ends_silent(source, shell.transform_cell),
+        silent=ends_silent(source, transform),
+        transformed=transformed,
+        pdb=pdb,
+        show_locals=show_locals,
     )
+    if push is not None:
+        return CellJob(command, shell.user_ns, *names)
     # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
     # Not the values of earlier cells (`_`, `_5`), which IPython hides in the same way.
     hidden = {name: value for name, value in shell.user_ns_hidden.items() if not _EARLIER.fullmatch(name)}
@@ -43,13 +64,22 @@ def job(shell: Any, line: str, body: str) -> CellJob:
     return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
 
 
-def advice(shell: Any, summary: str) -> list[str]:
+def explain(shell: Any, error: BaseException, kept: bool) -> None:
+    """Have the one error say what to do."""
+    if isinstance(error, (RankRaisedError, RankExitedError)):
+        error.lines += tuple(_advice(shell, error.summary, kept))
+        error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
+
+
+def _advice(shell: Any, summary: str, kept: bool) -> list[str]:
     """What to do about a NameError for a variable that the notebook has: the cell's text does not name it (``eval``,
-    ``%run``), so it was not sent."""
+    ``%run``), so it was not sent; to ``kept`` ranks none is sent by itself."""
     missing = re.search(r"NameError: name '(\w+)' is not defined", summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []
     name = missing[1]
+    if kept:
+        return [f"The notebook has {name}, the ranks have not: %%ranks --push {name} sends it."]
     return [f"The notebook has {name}, but the cell does not name it, so it was not sent: name it, or use -m fork."]
 
 
@@ -65,12 +95,12 @@ def debugged_already(shell: Any) -> None:
     shell.events.register("post_run_cell", again)
 
 
-def _with_line_numbers(line: str, body: str) -> str:
+def _with_line_numbers(magic: str, line: str, body: str) -> str:
     """The magic's line stays as a comment, so that line 5 of a traceback is line 5 of the cell. A cell magic inside has
     to come first."""
-    if body.lstrip().startswith("%%"):
+    if not magic or body.lstrip().startswith("%%"):
         return body
-    return "# %%spawn " + line + "\n" + textwrap.dedent(body)
+    return f"# {magic} {line}\n{textwrap.dedent(body)}"
 
 
 def _cell_name(shell: Any) -> str:

@@ -12,7 +12,7 @@ from nbspawn.messages import DisplayData, Event, InputReply, Printed
 from nbspawn.render import profile, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run
-from nbspawn.views import StreamView, source
+from nbspawn.views import AT_ONCE, StreamView, source
 
 REDRAW = 0.2  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -39,20 +39,26 @@ class ConsoleView(StreamView):
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
         self.hold(printed)
         self.release(if_due=True)
-        passed = time.monotonic() - self._drawn_at
-        if self._live and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
+        now = time.monotonic()
+        passed = now - self._drawn_at
+        at_once = not run.fresh and now - run.started < AT_ONCE
+        if self._live and not at_once and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
             self._draw(run)
 
-    def ask(self, prompt: str, password: bool) -> InputReply:
+    def ask(self, prompt: str, password: bool) -> InputReply | None:
         """The prompt takes the table's place."""
         self.release()
         self._erase()
         return super().ask(prompt, password)
 
     def close(self, run: Run) -> bool:
-        """The last table stays."""
+        """The last table stays; kept ranks that were through at once have said what there is to say."""
         cut = super().close(run)
-        self._draw(run)
+        if self._drawn is None and run.uneventful and time.monotonic() - run.started < AT_ONCE:
+            if run.mark:
+                print(text.brief(run, time.monotonic()), flush=True)
+        else:
+            self._draw(run)
         if self._lines and profile.worth_showing(self.profile):
             print(profile.text(self.profile, run, source), flush=True)
         return cut

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -33,16 +34,17 @@ _PANE = (
 
 
 class Controls:
-    """``publish`` is the shell's display publisher. ``wishes`` are collected until somebody takes them."""
+    """``publish`` is the shell's display publisher. ``wishes`` are collected until somebody takes them. Of a run
+    that is ``behind`` later cells the kernel itself hears clicks, between cells."""
 
-    def __init__(self, kernel: Any, publish: Callable[..., None]) -> None:
-        self.wishes: list[Wish] = []
-        self._pump = CommPump(kernel)
+    def __init__(self, kernel: Any, publish: Callable[..., None], behind: bool = False) -> None:
+        self.wishes: deque[Wish] = deque()
+        self._pump = None if behind else CommPump(kernel)
         self._publish = publish
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._panel: _Panel | None = None
         self._shown_at = 0.0
-        self._given_up = not self._pump.works
+        self._given_up = self._pump is not None and not self._pump.works
 
     def open(self) -> None:
         """Before the ranks can print: what comes later would stand among their output."""
@@ -60,7 +62,8 @@ class Controls:
             self._panel = _Panel(len(run.ranks), self.wishes.append)
             self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
             self._shown_at = now
-        self._pump()
+        if self._pump is not None:
+            self._pump()
         if self._panel.answered:
             self._panel.refresh(run, now)
         elif now - self._shown_at > _ANSWER:
@@ -81,7 +84,8 @@ class Controls:
         self._draw({}, update=True)
         if self._panel is not None:
             self._panel.close()
-        self._pump.close()
+        if self._pump is not None:
+            self._pump.close()
 
     def _draw(self, data: dict[str, Any], update: bool) -> None:
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

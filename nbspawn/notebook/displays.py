@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,17 +21,24 @@ class RankDisplays:
     A front end clears all of a cell's outputs or none, so each display gets an id of its own here, and what a rank
     clears is emptied, then used again for what it displays next (an animation stays one output). ``write`` prints a
     rank's text lines. Beyond the limits a display is shown by its text alone: a notebook of gigabytes opens nowhere.
+    With ``places`` there are never more displays than that: a newer one takes the place of the oldest.
     """
 
-    def __init__(self, publish: Publish, write: Callable[[int, list[str]], None]) -> None:
+    def __init__(self, publish: Publish, write: Callable[[int, list[str]], None], places: int = 0) -> None:
         self._publish = publish
         self._write = write
+        self._places = deque(f"nbspawn-{uuid.uuid4().hex}" for _ in range(places))
         self._slots: dict[int, list[str]] = {}
         self._cleared: dict[int, list[str]] = {}
         self._named: dict[str, str] = {}
         self._updates: dict[str, DisplayData] = {}
         self._count = 0
         self._bytes = 0
+
+    def reserve(self) -> None:
+        """Make the places."""
+        for place in self._places:
+            self._send(place, {}, {}, update=False)
 
     def show(self, event: DisplayData) -> None:
         """A new display, or a new version of one."""
@@ -47,13 +55,22 @@ class RankDisplays:
             return
         cleared = self._cleared.get(event.rank)
         reused = bool(cleared)
-        slot = cleared.pop(0) if cleared else f"nbspawn-{uuid.uuid4().hex}"
+        slot = cleared.pop(0) if cleared else self._new()
         self._slots.setdefault(event.rank, []).append(slot)
         if name is not None:
             self._named[name] = slot
         if not reused:
             self._write(event.rank, ["↓"])
-        self._send(slot, event.data, event.metadata, update=reused)
+        self._send(slot, event.data, event.metadata, update=reused or bool(self._places))
+
+    def _new(self) -> str:
+        if not self._places:
+            return f"nbspawn-{uuid.uuid4().hex}"
+        self._places.rotate(-1)
+        place = self._places[-1]
+        self._named = {name: slot for name, slot in self._named.items() if slot != place}
+        self._slots = {rank: [slot for slot in slots if slot != place] for rank, slots in self._slots.items()}
+        return place
 
     def clear(self, event: ClearOutput) -> None:
         """Empty the rank's displays: now, or when its next display comes (``wait``)."""

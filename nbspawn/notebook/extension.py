@@ -13,7 +13,7 @@ from nbspawn.engine import forkserver
 from nbspawn.notebook import arguments, front_end
 from nbspawn.notebook.magic import SpawnMagics
 
-_COMPLETED = "%%spawn"
+_COMPLETED = ("%%spawn", "%%ranks", "%ranks")
 
 
 class _Extension:
@@ -25,21 +25,29 @@ class _Extension:
 
     def load(self) -> None:
         shell = self._shell
-        shell.register_magics(SpawnMagics)
-        shell.set_hook("complete_command", self._complete, str_key=_COMPLETED)
+        self._magics = SpawnMagics(shell)
+        shell.register_magics(self._magics)
+        for magic in _COMPLETED:
+            shell.set_hook("complete_command", self._complete, str_key=magic)
         shell.events.register("post_run_cell", self._after_cell)
         views.make_default = lambda: front_end.view(shell)
         views.cell_names = self._cell_names
+        views.colors = lambda: shell.colors
         atexit.register(_end_ranks)
         self._warm_up()
 
     def unload(self) -> None:
         shell = self._shell
-        shell.magics_manager.magics["cell"].pop("spawn", None)
-        shell.strdispatchers["complete_command"].strs.pop(_COMPLETED, None)
+        for kind, name in (("cell", "spawn"), ("cell", "ranks"), ("line", "ranks")):
+            shell.magics_manager.magics[kind].pop(name, None)
+        self._magics.sessions.clear()
+        self._magics.auto.unload()
+        for magic in _COMPLETED:
+            shell.strdispatchers["complete_command"].strs.pop(magic, None)
         shell.events.unregister("post_run_cell", self._after_cell)
         views.make_default = views.StreamView
         views.cell_names = dict
+        views.colors = str
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
@@ -94,6 +102,9 @@ def unload(shell: Any) -> None:
 
 def _end_ranks() -> None:
     """At the kernel's exit: multiprocessing would wait for ranks that nobody watches any more."""
+    pool = sys.modules.get("nbspawn.pool")
+    if pool is not None:
+        pool.end_all()
     local = sys.modules.get("nbspawn.engine.local")
     for context in list(local.running) if local is not None else ():
         context.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbspawn.views import View
+
+if TYPE_CHECKING:
+    from nbspawn.background import BehindView
 
 
 def in_kernel(shell: Any) -> bool:
@@ -24,9 +27,25 @@ def view(shell: Any, kind: str = "auto", lines: bool = False) -> View:
     if in_kernel(shell):
         from nbspawn.notebook.view import NotebookView
 
-        # Where nobody can type there is nobody to click either: nbclient, papermill.
-        controls = kind == "widget" or (kind == "auto" and bool(getattr(shell.kernel, "_allow_stdin", False)))
-        return NotebookView(shell, "html" if kind in ("auto", "widget") else kind, lines, controls)
+        return NotebookView(shell, _kind(kind), lines, _with_controls(shell, kind))
     from nbspawn.notebook.console import ConsoleView
 
     return ConsoleView(live=can_redraw(shell), table=kind != "quiet", lines=lines)
+
+
+def view_behind(shell: Any, kind: str = "auto", lines: bool = False) -> BehindView:
+    """For a run in the background."""
+    from nbspawn.notebook.behind import ConsoleBehind, NotebookBehind
+
+    if in_kernel(shell):
+        return NotebookBehind(shell, _kind(kind), lines, _with_controls(shell, kind))
+    return ConsoleBehind(table=kind != "quiet", lines=lines)
+
+
+def _kind(kind: str) -> str:
+    return "html" if kind in ("auto", "widget") else kind
+
+
+def _with_controls(shell: Any, kind: str) -> bool:
+    """Where nobody can type there is nobody to click either: nbclient, papermill."""
+    return kind == "widget" or (kind == "auto" and bool(getattr(shell.kernel, "_allow_stdin", False)))

@@ -1,27 +1,40 @@
-"""``%%spawn``: parse the line, hand the cell on, show what comes back; nothing else."""
+"""``%%spawn``, ``%%ranks`` and ``%ranks``: parse the line, hand the cell on, show what comes back; nothing else."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from nbspawn.notebook import arguments
+from nbspawn.notebook.auto import AutoMode
+
+if TYPE_CHECKING:
+    from nbspawn.engine.launch import CellJob
+    from nbspawn.session import Session
+
+_AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto off`"
 
 
 @magics_class
 class SpawnMagics(Magics):
-    """The magics of ``%load_ext nbspawn``."""
+    """The magics of ``%load_ext nbspawn``. ``sessions`` are those with ranks that stay, or that run in the background,
+    by name ('' if they have none)."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.sessions: dict[str, Session] = {}
+        self.auto = AutoMode(shell)
 
     @cell_magic
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
         from nbspawn.engine.devices import count_ranks
-        from nbspawn.engine.launch import Options
-        from nbspawn.errors import RankExitedError, RankRaisedError, UsageError
+        from nbspawn.errors import UsageError
         from nbspawn.notebook import cell as cells
-        from nbspawn.notebook import front_end
-        from nbspawn.session import GRACE_PERIOD, Session
+        from nbspawn.notebook import ranks
+        from nbspawn.session import Session
 
         given = arguments.parse(line)
         if given.help:
@@ -29,35 +42,83 @@ class SpawnMagics(Magics):
             return None
         if not cell.strip():
             raise UsageError("the cell is empty: write what the ranks should run below the %%spawn line")
-        shell = self.shell
-        options = Options(
-            given.start_method,
-            given.backend,
-            dict(given.env),
-            given.devices,
-            given.threads,
-            given.log_dir,
-            given.pdb or shell.call_pdb,
-            given.debugpy,
-            given.locals,
-        )
-        grace = GRACE_PERIOD if given.grace_period is None else given.grace_period
+        pdb = given.pdb or self.shell.call_pdb
+        name = ranks.name_for(self.sessions, given)
         session = Session(
-            count_ranks(given.nprocs), options, given.timeout, grace, front_end.view(shell, given.view, given.lines)
+            count_ranks(given.nprocs),
+            start_method=given.start_method,
+            backend=given.backend,
+            env=dict(given.env),
+            devices=given.devices,
+            threads=given.threads,
+            log_dir=given.log_dir,
+            pdb=pdb,
+            debugpy=given.debugpy,
+            idle_timeout=given.idle_timeout,
+            keep=given.keep,
         )
+        job = cells.job(self.shell, line, cell, pdb=pdb, show_locals=given.locals)
         try:
-            job = cells.job(shell, line, cell)
-            results = session.run(job)
-        except (RankRaisedError, RankExitedError) as error:
-            error.lines += tuple(cells.advice(shell, error.summary))
-            error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
-            if shell.call_pdb:
-                cells.debugged_already(shell)
-            raise
-        if given.out:
-            shell.user_ns[given.out] = results
+            return self._run(session, job, given)
+        finally:
+            if given.keep or given.background:
+                self.sessions[name] = session
+
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> Any:
+        from nbspawn.errors import UsageError
+        from nbspawn.notebook import cell as cells
+        from nbspawn.notebook import ranks
+
+        if cell is None:
+            return ranks.do(line, self.sessions, self.auto)
+        given = arguments.parse(line, arguments.RANKS_PARSER)
+        if given.help:
+            print(arguments.RANKS_PARSER.format_help())
             return None
-        return None if results.empty or job.command.silent else results
+        session = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
+        if absent := [name for name in given.push if name not in self.shell.user_ns]:
+            raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
+        asked = session[arguments.selected(given.which, session.nprocs)]
+        magic = "" if given.auto else "%%ranks"
+        pdb = given.pdb or self.shell.call_pdb
+        job = cells.job(self.shell, line, cell, magic, given.push, pdb, given.locals)
+        result = self._run(session, job, given, asked.ranks)
+        for name in given.pull:
+            self.shell.user_ns[name] = asked.pull(name)
+        return result
+
+    def _run(self, session: Session, job: CellJob, given: Any, asked: Any = None) -> Any:
+        from nbspawn.errors import RankExitedError, RankRaisedError
+        from nbspawn.notebook import cell as cells
+        from nbspawn.notebook import front_end
+        from nbspawn.watch import GRACE_PERIOD, Terms
+
+        shell = self.shell
+        make = front_end.view_behind if given.background else front_end.view
+        terms = Terms(
+            given.timeout,
+            GRACE_PERIOD if given.grace_period is None else given.grace_period,
+            make(shell, given.view, given.lines),
+            _AUTO if getattr(given, "auto", False) else "",
+            partial(cells.explain, shell, kept=asked is not None),
+        )
+        if given.background:
+            outcome: Any = session.perform_behind(job, terms, asked)
+            silent = False
+        else:
+            try:
+                outcome = session.perform(job, terms, asked)
+            except (RankRaisedError, RankExitedError):
+                if shell.call_pdb:
+                    cells.debugged_already(shell)
+                raise
+            silent = outcome.empty or job.command.silent
+        if given.out:
+            shell.user_ns[given.out] = outcome
+            return None
+        return None if silent else outcome
 
 
 SpawnMagics.spawn.__doc__ = arguments.PARSER.format_help()
+SpawnMagics.ranks.__doc__ = arguments.RANKS_PARSER.format_help()

@@ -13,7 +13,7 @@ from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, profile, stacks, text
 from nbspawn.render.stacks import Stack
 from nbspawn.status import Run
-from nbspawn.views import StreamView, Wish, source
+from nbspawn.views import AT_ONCE, StreamView, Wish, source
 
 REDRAW = 0.1  # seconds between two redraws, at least
 CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
@@ -24,37 +24,51 @@ class NotebookView(StreamView):
 
     ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all;
     ``lines`` unfolds where the time went; ``controls`` adds buttons and a look at one rank's output, where a front
-    end shows them.
+    end shows them. With ``places`` ranks' displays go to so many places that are made beforehand.
     """
 
     budget = 170_000
     """Bytes of text; a Jupyter server drops everything, errors too, of a cell that prints too fast. With the table and
     an error a cell stays below 200 kB."""
 
-    def __init__(self, shell: Any, kind: str, lines: bool, controls: bool) -> None:
-        self._shell = shell
+    def __init__(self, shell: Any, kind: str, lines: bool, controls: bool, places: int = 0) -> None:
+        # Kept, because `%%capture` of a later cell puts another publisher into the shell for a while.
+        self._publish = shell.display_pub.publish
         self._kind = kind
         self._lines = lines
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._drawn: Run | None = None
         self._drawn_at = 0.0
-        self._displays = RankDisplays(shell.display_pub.publish, self._say)
-        self._controls = Controls(shell.kernel, shell.display_pub.publish) if controls else None
+        self._opened_at = 0.0
+        self._placed = False
+        self._displays = RankDisplays(self._publish, self._say, places)
+        self._controls = Controls(shell.kernel, self._publish, behind=places > 0) if controls else None
 
     def wishes(self) -> Sequence[Wish]:
         """The buttons that the person has pressed."""
         if self._controls is None:
             return ()
-        wishes = [*self._controls.wishes]
-        self._controls.wishes.clear()
-        return wishes
+        return [self._controls.wishes.popleft() for _ in range(len(self._controls.wishes))]
 
     def open(self, run: Run) -> None:
-        """The table comes first, above all that the ranks will print."""
+        """A run that is over at once needs no more than its last table."""
         super().open(run)
-        self._draw(run, update=False)
-        if self._controls is not None:
-            self._controls.open()
+        self._opened_at = time.monotonic()
+
+    def place(self) -> None:
+        """The table comes first, above all that the ranks print or display."""
+        if not self._placed:
+            self._placed = True
+            self._draw(self.run, update=False)
+            if self._controls is not None:
+                self._controls.open()
+
+    def write(self, output: str) -> None:
+        """Below the table."""
+        if output:
+            if self.run.fresh:
+                self.place()
+            super().write(output)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Print and display in the order of the events; redraw if it is time."""
@@ -64,12 +78,18 @@ class NotebookView(StreamView):
             if isinstance(event, Printed):
                 self.hold([event])
             elif isinstance(event, (DisplayData, ClearOutput)):
+                if run.fresh:  # others may be over at once
+                    self.place()
                 self.release()
                 if isinstance(event, DisplayData):
                     self._displays.show(event)
                 else:
                     self._displays.clear(event)
         self.release(if_due=True)
+        if not self._placed and time.monotonic() - self._opened_at >= AT_ONCE:
+            self.place()
+        if not self._placed:
+            return
         passed = time.monotonic() - self._drawn_at
         if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
             self._displays.flush()
@@ -77,8 +97,9 @@ class NotebookView(StreamView):
         if self._controls is not None:
             self._controls.show(run)
 
-    def ask(self, prompt: str, password: bool) -> InputReply:
+    def ask(self, prompt: str, password: bool) -> InputReply | None:
         """The table stands still until the answer comes, so it has to be true."""
+        self.place()
         if self.run != self._drawn:
             self._draw(self.run, update=True)
         if self._controls is None:
@@ -91,24 +112,42 @@ class NotebookView(StreamView):
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
         """As an output of its own."""
+        self.place()
         self.release()
         now = time.monotonic()
         data = {"text/plain": "\n".join([title, *stacks.text(found, self.run, now, source)])}
         if self._kind != "text":
             data["text/html"] = stacks.html(title, found, self.run, now, source, open_=not fold)
-        self._shell.display_pub.publish(data=data, metadata={})
+        self._publish(data=data, metadata={})
 
     def close(self, run: Run) -> bool:
-        """The final state stays."""
+        """The final state stays. A cell of kept ranks that was over at once, and well, shows no more than any cell:
+        what they have printed, and their values."""
+        self.run = run
+        placed, self._placed = self._placed, True
+        if not placed and run.uneventful and not self._lines:
+            self._draw_mark(run)
+        elif not placed:
+            self._draw(run, update=False)
         cut = super().close(run)
-        if self._controls is not None:
+        if placed and self._controls is not None:
             self._controls.close()
         self._displays.finish()
-        self._draw(run, update=True)
+        if placed:
+            self._draw(run, update=True)
         return cut
 
     def _say(self, rank: int, lines: list[str]) -> None:
         self.write(self.stream.feed([Printed(rank, tuple(lines), "")]))
+
+    def _draw_mark(self, run: Run) -> None:
+        """In auto mode nothing else says that it ran in the ranks."""
+        if run.mark:
+            now = time.monotonic()
+            data = {"text/plain": text.brief(run, now)}
+            if self._kind == "html":
+                data["text/html"] = html.brief(run, now)
+            self._publish(data=data, metadata={})
 
     def _draw(self, run: Run, update: bool) -> None:
         self._drawn, self._drawn_at = run, time.monotonic()
@@ -122,4 +161,4 @@ class NotebookView(StreamView):
                 data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
             if self._kind == "html":
                 data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
-        self._shell.display_pub.publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -30,7 +30,6 @@ from nbspawn.messages import Frame, Raised, Resumed, RunCell, Stopped
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.outcome import Outcome
-from nbspawn.rank.process import Interrupts
 from nbspawn.rank.sampler import is_library
 from nbspawn.status import is_echo
 
@@ -79,7 +78,7 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
         sys.breakpointhook = _breakpoint
     signal.signal(SIGNAL, _rank.break_in)
     if _early:
-        _rank.break_in(SIGNAL, sys._getframe())
+        break_soon()
     yield
 
 
@@ -99,10 +98,15 @@ def not_yet() -> None:
     signal.signal(SIGNAL, lambda signum, frame: _early.append(signum))
 
 
-def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: BaseException) -> None:
+def break_soon() -> None:
+    """Stop at the person's next line."""
+    _rank.break_in(SIGNAL, sys._getframe())
+
+
+def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
     """Under ``--pdb``: let the person look at the frame that raised ``error``, of which ``ended`` will tell. Returns
     when they quit, or nobody can be asked."""
-    if not (info.launch.pdb and isinstance(ended, Raised) and isinstance(error, Exception)):
+    if not (info.command.pdb and isinstance(ended, Raised) and isinstance(error, Exception)):
         return
     if ended.by_quit or is_echo(f"{ended.name}: {ended.message}"):
         return
@@ -111,7 +115,7 @@ def post_mortem(info: RankInfo, interrupts: Interrupts, ended: Outcome, error: B
         frames = frames.tb_next
     print(f"{ended.name}: {ended.message}", flush=True)
     try:
-        with interrupts.enabled():
+        with info.interrupts.enabled():
             debugger = _make()
             debugger.reset()
             debugger.interaction(None, frames)
@@ -148,13 +152,20 @@ class _Rank:
     """What the debuggers' methods have to know of the rank."""
 
     def __init__(self, info: RankInfo, channel: Channel) -> None:
-        command = info.launch.command
         self._rank = info.rank
+        self._info = info
         self._channel = channel
         self._inside = False
         self._broken_into = False
-        self._cell = command.filename if isinstance(command, RunCell) else None
-        self._names = command.names
+
+    @property
+    def _cell(self) -> str | None:
+        command = self._info.command
+        return command.filename if isinstance(command, RunCell) else None
+
+    @property
+    def _names(self) -> Mapping[str, str]:
+        return self._info.names
 
     def break_in(self, signum: int, frame: FrameType | None) -> None:
         """The signal's handler: stop in the person's innermost frame, with what it has called below it."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbspawn.messages import Regroup
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 
@@ -23,21 +26,31 @@ def set_environment(info: RankInfo) -> None:
     os.environ.update(launch.env, RANK=str(info.rank), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.rank))
 
 
-def serve_own_rendezvous() -> None:
-    """Let code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meet there, as under ``mp.spawn``.
+def serve_own_rendezvous(info: RankInfo) -> None:
+    """Let code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meet there, as under ``mp.spawn``; and
+    let ranks make a group again that they have destroyed.
 
     With TORCHELASTIC_USE_AGENT_STORE set every rank is a client of the kernel's store. Under torchrun the same code
     hangs, because then nobody serves the port of its own choice; here rank 0 does.
+
+    The kernel's store outlives a group, with the addresses of its members. Ranks that made another one, as kept ranks
+    do, would now and then find an old address, and wait there for ever.
     """
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
         return
+    from torch.distributed import PrefixStore
+
     create = rendezvous._create_c10d_store
     ours = int(os.environ["MASTER_PORT"])
+    made: Counter[int] = Counter()
 
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         if port == ours:
-            return create(hostname, port, *args, **kwargs)
+            store = create(hostname, port, *args, **kwargs)
+            made[info.regrouped] += 1
+            turn = (info.regrouped, made[info.regrouped])
+            return store if turn == (0, 1) else PrefixStore("{}/{}".format(*turn), store)
         agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         try:
             return create(hostname, port, *args, **kwargs)
@@ -68,10 +81,38 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
         return
     import torch.distributed as dist
 
-    store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
-    # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
-    timeout = datetime.timedelta(days=1) if launch.pdb or launch.debugpy else None
-    dist.init_process_group(launch.backend, timeout=timeout, store=store, rank=info.rank, world_size=launch.world_size)
+    _make_group(info, os.fspath(launch.files.store))
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def regroup(info: RankInfo, command: Regroup) -> None:
+    """Make the group anew, with every other rank, and have the models that used the old one use it."""
+    info.regrouped = command.number
+    if not command.store:
+        return
+    import torch.distributed as dist
+
+    models = []
+    if dist.is_initialized():
+        kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
+        found = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+        models = [model for model in found if model.process_group is dist.group.WORLD]
+        dist.destroy_process_group()
+    _make_group(info, command.store)
+    for model in models:
+        # Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled.
+        model.process_group = dist.group.WORLD
+        model.__setstate__(model.__getstate__())
+    gc.collect()  # the old group, with a thread and its sockets, is in a cycle with the traceback of what broke it
+
+
+def _make_group(info: RankInfo, path: str) -> None:
+    import torch.distributed as dist
+
+    launch = info.launch
+    store = dist.FileStore(path, launch.world_size)
+    # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
+    timeout = datetime.timedelta(days=1) if launch.patient else None
+    dist.init_process_group(launch.backend, timeout=timeout, store=store, rank=info.rank, world_size=launch.world_size)

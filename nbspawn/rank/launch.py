@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
 from nbspawn import guardian
 from nbspawn.messages import RunCell, RunFunction
+from nbspawn.rank.process import Interrupts
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,12 @@ class Launch:
     """The process group to make before the first command runs, None for none."""
     command: RunFunction | RunCell
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
-    pdb: bool = False
-    """Let the person look at the frame that raised, before a rank that failed leaves."""
+    keep: bool = False
+    """Wait for more commands when the first has ended."""
+    patient: bool = False
+    """Somebody may look at one rank for long while the others wait for it."""
     debugpy: bool = False
     """Listen for a debugger on a loopback port."""
-    show_locals: bool = False
-    """Tell the variables of the frame that raised."""
     inherited: Any = None
     """Under fork: the job itself, which the rank has by inheritance."""
     foreign: tuple[tuple[int, int], ...] = ()
@@ -105,9 +107,27 @@ class Launch:
     """And what can travel only as an argument of a process that is being started (payload.Packed.beside)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankInfo:
-    """Which rank this process is, and its run."""
+    """Which rank this process is, its run, and what it runs now. ``names`` are what IPython calls the notebook's cells,
+    by file name; ``regrouped`` is the number of the last ``Regroup``. Who has something to do when a further command
+    begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the rank waits
+    for others), adds it to the lists."""
 
     rank: int
     launch: Launch
+    interrupts: Interrupts
+    command: RunFunction | RunCell
+    names: dict[str, str] = field(default_factory=dict)
+    regrouped: int = 0
+    on_begin: list[Callable[[], None]] = field(default_factory=list)
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+    on_look: list[Callable[[bool], object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begin(self.command)
+
+    def begin(self, command: RunFunction | RunCell) -> None:
+        """It runs this now."""
+        self.command = command
+        self.names.update(command.names)

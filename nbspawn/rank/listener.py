@@ -39,7 +39,9 @@ def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
     sys.breakpointhook = hook  # debugpy's own does nothing while nobody is attached
     sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns of pdb, with ten lines at each step
     debugger.attached = _stop_at
-    channel.send(Listening(info.rank, port or _port()))
+    here = Listening(info.rank, port or _port())
+    channel.send(here)
+    info.on_begin.append(lambda: channel.send(here))
     yield
 
 

@@ -11,8 +11,21 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn
 
 from nbspawn import payload
-from nbspawn.messages import Event, Raised, Returned, RunCell, Started
-from nbspawn.rank import debugger, environment, listener, outcome, process, prompts, sampler, stacks, stdio, variables
+from nbspawn.messages import Event, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
+from nbspawn.rank import (
+    debugger,
+    environment,
+    listener,
+    namespace,
+    outcome,
+    process,
+    prompts,
+    sampler,
+    stacks,
+    stdio,
+    stuck,
+    variables,
+)
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import Launch, RankInfo
 
@@ -24,6 +37,7 @@ FEATURES: tuple[Feature, ...] = (
     prompts.answered_by_kernel,
     debugger.prompting,
     listener.listening,
+    stuck.freeing,
     sampler.sampling,
     environment.process_group,
 )
@@ -31,7 +45,8 @@ FEATURES: tuple[Feature, ...] = (
 
 def main(rank: int, launch: Launch) -> None:
     """torch.multiprocessing's ``fn(i, *args)``: everything that a rank does happens below this call."""
-    info = RankInfo(rank, launch)
+    interrupts = process.Interrupts(launch.files.interrupts, rank)
+    info = RankInfo(rank, launch, interrupts, launch.command)
     process.own_process_group()
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)
@@ -43,12 +58,11 @@ def main(rank: int, launch: Launch) -> None:
         _reseed_numpy()
     environment.set_environment(info)
     environment.set_threads(info)
-    environment.serve_own_rendezvous()
+    environment.serve_own_rendezvous(info)
     stacks.report_crashes(launch.files.crash(rank))
     stacks.answer(launch.files.stack(rank))
     debugger.not_yet()
     channel = Channel(launch.files.socket)
-    interrupts = process.Interrupts(launch.files.interrupts, rank)
     interrupts.install(channel)
     channel.send(Started(rank, os.getpid(), time.monotonic()))
     with ExitStack() as features:
@@ -58,45 +72,81 @@ def main(rank: int, launch: Launch) -> None:
                     features.enter_context(feature(info, channel))
         except BaseException as error:
             _leave(channel, outcome.failed(rank, error, skip=__file__))
-        ended = _run(info, channel, interrupts)
-        if not isinstance(ended, Returned):
-            _leave(channel, ended)
-        channel.send(ended)
+        ended = _run(info, channel)
+        while launch.keep and not isinstance(ended, Leaving):
+            for end in info.on_end:
+                end()
+            channel.send(ended)
+            if not _next(info, channel):
+                break
+            ended = _run(info, channel)
+        else:
+            if not isinstance(ended, Returned):
+                _leave(channel, ended)
+            channel.send(ended)
     stdio.flush()
     channel.close()
 
 
-def _run(info: RankInfo, channel: Channel, interrupts: process.Interrupts) -> outcome.Outcome:
-    command = info.launch.command
+def _next(info: RankInfo, channel: Channel) -> bool:
+    """Wait for a kept rank's next cell or function; False when there is none any more."""
+    while True:
+        try:
+            command = channel.receive()
+        except EOFError:
+            return False
+        if isinstance(command, Regroup):
+            environment.regroup(info, command)
+        elif isinstance(command, (RunCell, RunFunction)):
+            info.begin(command)
+            info.interrupts.begin(command.interrupts)
+            for begin in info.on_begin:
+                begin()
+            if command.debug:
+                debugger.break_soon()
+            return True
+        else:
+            return False
+
+
+def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
+    command = info.command
     if isinstance(command, RunCell):
         from nbspawn.rank import shell
 
-        return shell.run(command, lambda: _job(info), info, channel, interrupts)
+        return shell.run(command, lambda: _job(info), info, channel)
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from nbspawn.rank import shell
 
         shell.attach(info, channel)
     try:
-        with interrupts.enabled():
+        with info.interrupts.enabled():
             job = _job(info)
             return outcome.returned(info.rank, job["fn"](info.rank, *job["args"]))
     except BaseException as error:
-        shown = variables.of_error(error, command.names) if info.launch.show_locals else ()
+        shown = variables.of_error(error, info.names) if command.show_locals else ()
         ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
-        debugger.post_mortem(info, interrupts, ended, error)
+        debugger.post_mortem(info, ended, error)
         return ended
 
 
 def _job(info: RankInfo) -> Any:
     """The function and its arguments, or the variables that a cell uses: inherited by fork, else loaded."""
-    launch = info.launch
-    if launch.payload is None:
+    launch, job, beside = info.launch, info.command.job, info.launch.beside
+    if isinstance(job, Parcel):
+        if not job.path:
+            return {}
+        fd, job, beside = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC), job.header, ()
+    elif launch.payload is not None:
+        fd = launch.payload.fd
+    else:
         return launch.inherited
     try:
-        return payload.load(launch.payload.fd, launch.command.job, launch.beside, vars(sys.modules["__main__"]))
+        with namespace.own_names_stay():
+            return payload.load(fd, job, beside, namespace.of_rank())
     finally:
-        os.close(launch.payload.fd)
+        os.close(fd)
 
 
 def _leave(channel: Channel, ended: Event) -> NoReturn:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +86,7 @@ class Interrupts:
         self._rank = rank
         self._seen = 0
         self._pending = False
+        self._unheeded_since = math.inf
         self._enabled = False
         self._channel: Channel | None = None
 
@@ -95,6 +98,21 @@ class Interrupts:
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self(signal.SIGINT, None)  # one that was announced before there was a handler for it
+
+    def begin(self, announced: int) -> None:
+        """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one."""
+        self._seen, self._pending = announced, False
+        self(signal.SIGINT, None)
+
+    def unheeded(self, seconds: float) -> bool:
+        """Has an announced interrupt not come through to Python for so long? To be asked again and again, from another
+        thread."""
+        announced = os.pread(self._fd, 1, self._rank)
+        if not announced or announced[0] == self._seen:
+            self._unheeded_since = math.inf
+            return False
+        self._unheeded_since = min(self._unheeded_since, time.monotonic())
+        return time.monotonic() - self._unheeded_since >= seconds
 
     @contextmanager
     def enabled(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from nbspawn.messages import Frame, Position, RunCell, Sampled
+from nbspawn.messages import Frame, Position, Sampled
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.gauges import Gauges
 from nbspawn.rank.launch import RankInfo
@@ -32,6 +32,7 @@ _PACE = (0.2, 0.5)
 _PACE_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
+_RESTING = 0.25  # seconds between two looks whether there is something to run
 _LAST_WORD = 0.2  # seconds that a rank which has failed waits for the thread
 _DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
 
@@ -60,6 +61,8 @@ def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank runs."""
     sampler = Sampler(info, channel)
     sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's may be long in coming
+    info.on_begin.append(sampler.go_on)
+    info.on_end.append(sampler.rest)
     thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
     thread.start()
 
@@ -78,13 +81,12 @@ class Sampler:
     the look.)"""
 
     def __init__(self, info: RankInfo, channel: Channel) -> None:
-        command = info.launch.command
         self.going_on = threading.Lock()
         self.going_on.acquire()
         self._rank = info.rank
         self._channel = channel
         self._others = OtherThreads(info.launch.files, info.rank)
-        self._cells = {command.filename, *command.sources} if isinstance(command, RunCell) else set()
+        self._info = info
         self.gauges = Gauges(info.launch.files.gauges, info.rank)
         self._main = threading.main_thread().ident
         # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
@@ -93,40 +95,75 @@ class Sampler:
         self._spacing = _PACE_A_RANK * info.launch.world_size
         self._own: dict[str, bool] = {}
         self._spent: dict[Position, float] = {}
+        self._at = (Position(), 0.0)
+        self._command = 0
+        self._resting = False
+        self._turn = threading.Lock()
+
+    def rest(self) -> None:
+        """Called by the main thread of a kept rank that has nothing to run: say the last of what it ran."""
+        with self._turn:
+            self._resting = True
+            now = time.monotonic()
+            self.gauges.write(now)
+            if self._spent:
+                self._tell(now)
+
+    def go_on(self) -> None:
+        """Called by the main thread when it has."""
+        self._command += 1
+        self._resting = False
 
     def run(self) -> None:
-        """Look, add up, tell."""
-        seen = position = Position()
+        """Look, add up, tell. While the rank rests nobody wakes this thread: a command may last for a millisecond."""
+        while True:
+            if self._resting:
+                if self.going_on.acquire(timeout=_RESTING):
+                    return
+            elif self._watch(self._command):
+                return
+
+    def _watch(self, command: int) -> bool:
+        """Until another command runs, or none; True if the rank ends with it."""
+        seen = Position()
         since = time.monotonic()
         looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
-        told, told_at = (position, since), since
+        self._at = (seen, since)
+        told, told_at = self._at, since
         young_until = since + _YOUNG
         interval, spacing = _PACE_YOUNG
         while not self.going_on.acquire(timeout=interval):
             now = time.monotonic()
             interval, spacing = _PACE_YOUNG if now < young_until else _PACE
-            here, fresh = self._look()
-            self._others.tell()
-            if now - measured >= _MEASURE:
-                measured = now
-                self.gauges.write(now)
-            used_before, used = used, time.clock_gettime(self._clock)
-            # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
-            worked = used - used_before > (now - looked) / 10
-            if here != seen or (fresh if here.call else worked):
-                seen, since = here, looked
-            if worked or since == looked:
-                idle_since = now
-            position = here = _waiting(here) if now - idle_since >= _IDLE else here
-            self._spent[here] = self._spent.get(here, 0.0) + now - looked
-            looked = now
-            due = max(spacing, self._spacing) if (position, since) != told else _LATEST
-            if now - told_at >= due and self._tell(now, position, since):
-                told, told_at = (position, since), now
-        self._tell(time.monotonic(), position, since)
+            with self._turn:
+                if self._resting or self._command != command:
+                    return False
+                here, fresh = self._look()
+                self._others.tell()
+                if now - measured >= _MEASURE:
+                    measured = now
+                    self.gauges.write(now)
+                used_before, used = used, time.clock_gettime(self._clock)
+                # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
+                worked = used - used_before > (now - looked) / 10
+                if here != seen or (fresh if here.call else worked):
+                    seen, since = here, looked
+                if worked or since == looked:
+                    idle_since = now
+                here = _waiting(here) if now - idle_since >= _IDLE else here
+                self._at = (here, since)
+                self._spent[here] = self._spent.get(here, 0.0) + now - looked
+                looked = now
+                due = max(spacing, self._spacing) if self._at != told else _LATEST
+                if now - told_at >= due and self._tell(now):
+                    told, told_at = self._at, now
+            for look in self._info.on_look:
+                look(here.collective)
+        self._tell(time.monotonic())
+        return True
 
-    def _tell(self, now: float, position: Position, since: float) -> bool:
-        told = self._channel.offer(Sampled(self._rank, now, position, since, tuple(self._spent.items())))
+    def _tell(self, now: float) -> bool:
+        told = self._channel.offer(Sampled(self._rank, now, *self._at, tuple(self._spent.items())))
         if told:
             self._spent.clear()
         return told
@@ -161,7 +198,7 @@ class Sampler:
     def _is_own(self, file: str) -> bool:
         own = self._own.get(file)
         if own is None:
-            own = file in self._cells or not is_library(file)
+            own = file in self._info.command.names or not is_library(file)
             self._own[file] = own
         return own
 

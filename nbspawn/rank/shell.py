@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from IPython import get_ipython
+from IPython import get_ipython, version_info
 from IPython.core.debugger import Pdb
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -29,8 +29,8 @@ from nbspawn.rank import debugger, device, outcome, prompts, stdio
 from nbspawn.rank import variables as variables_shown
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
-from nbspawn.rank.process import Interrupts
 
+_NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -66,9 +66,20 @@ def displays() -> tuple[RankDisplayPublisher, RankDisplayHook]:
     return made
 
 
+_attached_in = -1
+"""The process whose shell is attached: a kept rank runs many cells in one, and a rank may fork ranks of its own."""
+
+_ran_in = -1
+"""The process that has run a cell."""
+
+
 def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
-    """Send the shell's displays and prompts to the kernel, and cut what an inherited one still holds of it."""
+    """Send the shell's displays and prompts to the kernel, and cut what an inherited one still holds of it: once."""
+    global _attached_in
     shell = instance()
+    if _attached_in == os.getpid():
+        return shell
+    _attached_in = os.getpid()
     shell.display_pub, shell.displayhook = displays()
     shell.display_pub.info, shell.display_pub.channel = info, channel
     shell.display_trap.hook = shell.displayhook
@@ -83,6 +94,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
         _silence_kernel(shell, info, channel)
     _plain_progress_bars(shell)
     debugger.adapt(Pdb)
+    _name_cells(shell, info)
     return shell
 
 
@@ -91,22 +103,24 @@ def run(
     variables: Callable[[], Mapping[str, Any]],
     info: RankInfo,
     channel: Channel,
-    interrupts: Interrupts,
 ) -> outcome.Outcome:
     """Run the cell; its last expression is the value. Tracebacks and ``inspect.getsource`` see the notebook's cells."""
+    global _ran_in
+    first, _ran_in = _ran_in != os.getpid(), os.getpid()
     shell = attach(info, channel)
-    if info.launch.method != "fork":
+    if first and info.launch.method != "fork":
         shell.user_module = sys.modules["__main__"]
         shell.user_ns = vars(shell.user_module)
         shell.init_user_ns()
-        _learn_sources(shell, command)
-    shell.colors = command.colors
-    for traceback in (shell.InteractiveTB, shell.SyntaxTB):
-        if hasattr(traceback, "set_colors"):  # IPython < 9: only its own %colors tells them
-            traceback.set_colors(command.colors)
+    _learn_sources(shell, command)
+    colors = command.colors or _NO_COLORS
+    if first or shell.colors != colors:
+        shell.colors = colors
+        if version_info < (9,):  # where only %colors tells them
+            for traceback in (shell.InteractiveTB, shell.SyntaxTB):
+                traceback.set_colors(colors)
     shell.execution_count = command.number
     shell.displayhook.silent = command.silent
-    _name_cell(shell, command)
     rank, launch = info.rank, info.launch
     rendered: list[str] = []
 
@@ -115,36 +129,38 @@ def run(
         # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
         warnings.filterwarnings("ignore", message="To exit: use")
 
+    vars(shell).pop("showtraceback", None)
     format_and_remember = shell.showtraceback
     raised_at: list[float] = []
 
     def showtraceback(*args: Any, **kwargs: Any) -> None:
         # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
         raised_at.append(time.monotonic())
-        with interrupts.postponed():
+        with info.interrupts.postponed():
             format_and_remember(*args, **kwargs)
 
     shell._showtraceback = types.MethodType(remember, shell)
     shell.showtraceback = showtraceback
     try:
-        with interrupts.enabled():
+        with info.interrupts.enabled():
             shell.user_ns.update(variables())
-            shell.user_ns.update(
-                rank=rank,
-                local_rank=rank,
-                world_size=launch.world_size,
-                device=device.choose(rank),
-                __name__="__main__",
-            )
+            if first:
+                shell.user_ns.update(
+                    rank=rank,
+                    local_rank=rank,
+                    world_size=launch.world_size,
+                    device=device.choose(rank),
+                    __name__="__main__",
+                )
             ran = shell.run_cell(command.source, store_history=False)
     except BaseException as early:  # a variable that does not load here, an interrupt outside of the cell's own code
         return outcome.failed(rank, early, cell=command.filename, skip=__file__)
     error = ran.error_before_exec or ran.error_in_exec
     if error is not None:
         moment = raised_at[-1] if raised_at else None
-        shown = variables_shown.of_error(error, command.names) if launch.show_locals else ()
+        shown = variables_shown.of_error(error, info.names) if command.show_locals else ()
         ended = outcome.failed(rank, error, tuple(rendered), command.filename, _RUNNER, moment, shown)
-        debugger.post_mortem(info, interrupts, ended, error)
+        debugger.post_mortem(info, ended, error)
         return ended
     return outcome.returned(rank, ran.result)
 
@@ -152,24 +168,41 @@ def run(
 _RUNNER = InteractiveShell.run_code.__code__.co_filename
 
 
-def _name_cell(shell: InteractiveShell, command: RunCell) -> None:
-    """Compile under the notebook's own name for the cell, and show its first line as the person typed it."""
+def _name_cells(shell: InteractiveShell, info: RankInfo) -> None:
+    """Compile under the notebook's own names for the cells, and show their first lines as the person typed them."""
     remember = shell.compile.cache
 
     def cache(*args: Any, **kwargs: Any) -> str:
         name: str = remember(*args, **kwargs)
         size, _, lines, path = linecache.cache[name]  # type: ignore[misc]
-        if lines and lines[0].startswith("# %%spawn"):
+        command = info.command
+        if isinstance(command, RunCell) and command.number == 0:
+            getattr(shell.compile, "_filename_map", {}).pop(name, None)  # by its file name, then, not as "Cell In[0]"
+        if isinstance(command, RunCell) and command.first_line and lines and lines[0].startswith("# %%"):
             linecache.cache[name] = (size, None, [command.first_line, *lines[1:]], path)
             getattr(linecache, "_ipython_cache", {}).pop(name, None)  # IPython 7 would restore its own entry
         return name
 
-    shell.compile.get_code_name = lambda raw, transformed, number: command.filename
+    def name(raw: str, transformed: str, number: int) -> str:
+        command = info.command
+        return command.filename if isinstance(command, RunCell) else inherited(raw, transformed, number)
+
+    def transform(raw: str) -> str:
+        command = info.command
+        if isinstance(command, RunCell) and command.transformed and raw == command.source:
+            return command.transformed
+        return transform_anew(raw)
+
+    inherited, transform_anew = shell.compile.get_code_name, shell.transform_cell
+    shell.transform_cell = transform  # the kernel has done that, for all ranks
+    shell.compile.get_code_name = name
     shell.compile.cache = cache
 
 
 def _learn_sources(shell: InteractiveShell, command: RunCell) -> None:
     for name, (number, lines) in command.sources.items():
+        if name in linecache.cache:
+            continue  # a cell that this rank has run: the kernel knows only the call of the magic
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
         if hasattr(shell.compile, "_filename_map"):  # IPython >= 8: what prints "Cell In[5]"
             shell.compile._filename_map[name] = number

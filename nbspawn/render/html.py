@@ -47,13 +47,26 @@ _TABLE = (
 _ROW = "background:none;height:20px"
 _CELL = "padding:0 14px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
+_TO_HEED = "color:var(--jp-warn-color0,#c60)"
 _MARK = "display:inline-block;width:1.2em"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
 
+def brief(run: Run, now: float) -> str:
+    """The heading as the whole table."""
+    return f'<div style="{BOX}">{_heading(run, now)}</div>'
+
+
+def _heading(run: Run, now: float) -> str:
+    ranks, how, time = heading(run, now)
+    how = escape(how)
+    quiet = f'<span style="color:{_QUIET}">{how}</span>'
+    mark = f'<div style="{_LINE}"><b style="{_TO_HEED}">{escape(run.mark)}</b></div>' if run.mark else ""
+    return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
+
+
 def table(run: Run, now: float, source: Source = no_source) -> str:
     """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
-    ranks, how, time = heading(run, now)
     drawn = rows(run, now, source)
     live = not run.over
     columns = numbers(run, drawn)
@@ -61,8 +74,7 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
     return "".join(
         [
             f'<div style="{BOX};overflow-x:auto">',
-            f'<div style="{_LINE}" title="{escape(how)}"><b>{ranks}</b> · {time}'
-            f' · <span style="color:{_QUIET}">{escape(how)}</span></div>',
+            _heading(run, now),
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
             _cell("th", "state", "left", f"{_HEAD};width:9em"),

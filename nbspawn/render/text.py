@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from nbspawn.messages import Frame
 from nbspawn.render.lines import strip_ansi
 from nbspawn.stall import silent, stall
-from nbspawn.status import FINAL, RankStatus, Run, Source, State, ranges
+from nbspawn.status import FINAL, RankStatus, Run, Source, State, name_ranks, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
@@ -32,6 +32,7 @@ MARKS: dict[State, str] = {
     "killed": "■",
     "interrupted": "■",
     "done": "✓",
+    "idle": "·",
 }
 _ORDER = list(MARKS)
 _COLOURS: dict[State, str] = {
@@ -119,13 +120,21 @@ def rows(run: Run, now: float, source: Source = no_source) -> list[Row]:
 def heading(run: Run, now: float) -> tuple[str, str, str]:
     """What stands above the table: how many ranks, how they were started and why, and the time so far."""
     how = f"{run.method}: {run.why.rstrip('.')}" if run.why else run.method
-    return _ranks(len(run.ranks)), how, duration((now if run.ended is None else run.ended) - run.started)
+    asked = [rank.rank for rank in run.ranks if rank.state != "idle"]
+    some = f"{name_ranks(asked)} of {len(run.ranks)}" if 0 < len(asked) < len(run.ranks) else ""
+    return some or _ranks(len(run.ranks)), how, duration((now if run.ended is None else run.ended) - run.started)
+
+
+def brief(run: Run, now: float) -> str:
+    """The heading as the whole table."""
+    ranks, how, time = heading(run, now)
+    return "\n".join([*filter(None, [run.mark]), f"{ranks} · {how} · {time}"])
 
 
 def table(run: Run, now: float, width: int = 100, color: bool = False, source: Source = no_source) -> str:
     """The run at ``now`` seconds as lines of at most ``width`` columns (notes excepted: they are sentences)."""
     ranks, how, time = heading(run, now)
-    lines = [f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
+    lines = [*filter(None, [run.mark]), f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
     drawn = rows(run, now, source)
     columns = {
         "rank": [row.label for row in drawn],

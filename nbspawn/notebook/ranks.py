@@ -1,0 +1,175 @@
+"""``%ranks``: what lives, and what can be done to it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any, NoReturn
+
+from IPython.display import display
+
+from nbspawn import views
+from nbspawn.errors import UsageError
+from nbspawn.notebook import arguments
+from nbspawn.notebook.auto import AutoMode
+from nbspawn.render import stacks
+from nbspawn.render.text import duration, size
+from nbspawn.session import Session
+from nbspawn.status import name_ranks
+
+Sessions = dict[str, Session]
+
+
+def name_for(sessions: Sessions, given: Any) -> str:
+    """The name for the ranks that ``%%spawn`` is about to start. Raises UsageError if there are some of that name."""
+    _forget(sessions)
+    name = given.name or ""
+    if (given.keep or given.background) and name in sessions and sessions[name].alive:
+        if given.keep or given.name:
+            raise UsageError(
+                f"{_told(name)} live already: `%ranks stop{_at(name)}` ends them, or start others under a --name of "
+                "their own"
+            )
+    if given.background and not given.keep and not name:
+        number = 1
+        while f"bg{number}" in sessions:
+            number += 1
+        name = f"bg{number}"
+    return name
+
+
+def find(sessions: Sessions, name: str, auto: AutoMode) -> Session:
+    """The session of that name; without a name also the only one. Raises UsageError that says how to start one."""
+    name = _only(sessions, name)
+    session = sessions.get(name)
+    off = " Auto mode is on: `%ranks auto off` has cells run in the notebook again." if auto.target == name else ""
+    start = f"%%spawn 4 --keep{f' --name {name}' if name else ''}"
+    if session is None:
+        others = ", ".join(f"@{one}" for one in sessions if one)
+        raise UsageError(
+            f"there are no {_told(name)}: `{start}` starts some.{f' There are: {others}.' if others else ''}{off}"
+        )
+    if session.ended:
+        raise UsageError(
+            f"the {_told(name)} have ended ({session.ended}): `%ranks restart{_at(name)}` starts them again, without "
+            f"their variables; `{start}` starts others.{off}"
+        )
+    return session
+
+
+def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
+    """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``)."""
+    words = shlex.split(line)
+    given = arguments.session_name(words)
+    name = _only(sessions, given)
+    match [word for word in words if not word.startswith("@")]:
+        case []:
+            print("\n\n".join(_table(name, one) for name, one in sessions.items()) or _NONE)
+        case ["auto", "on"]:
+            find(sessions, name, auto)
+            _switch(auto, name)
+        case ["auto", "off"]:
+            _switch(auto, None)
+        case ["stop"]:
+            for one in [given] if given else list(sessions):
+                if one not in sessions:
+                    find(sessions, one, auto)
+                sessions.pop(one).close()
+                if auto.target == one:
+                    _switch(auto, None)
+        case ["restart"]:
+            if name not in sessions:
+                find(sessions, name, auto)
+            if not sessions[name].options.keep:
+                raise UsageError("these ranks run one cell in the background, and have nothing to start again")
+            sessions[name].restart()
+            print(_table(name, sessions[name]))
+        case ["interrupt"]:
+            session = find(sessions, name, auto)
+            if session.behind is None or session.behind.done:
+                print("the ranks are idle: there is nothing to interrupt")
+            else:
+                session.behind.interrupt()
+        case ["wait"]:
+            session = find(sessions, name, auto)
+            return session.behind.wait() if session.behind is not None else print("the ranks are idle")
+        case ["logs", rank]:
+            session = find(sessions, name, auto)
+            [number] = arguments.selected([rank], session.nprocs)
+            print(session.log_path(number))
+        case ["stacks"]:
+            _show_stacks(find(sessions, name, auto))
+        case ["debug", which]:
+            session = find(sessions, name, auto)
+            ranks = arguments.selected([which], session.nprocs)
+            if not session.debug(ranks):
+                print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
+        case _:
+            _refuse(line)
+    return None
+
+
+_NONE = "no ranks live: `%%spawn 4 --keep` starts some"
+
+
+def _switch(auto: AutoMode, target: str | None) -> None:
+    if target is not None:
+        where = f"the kept ranks{f' @{target}' if target else ''}"
+        print(f"auto mode is ON: every plain cell runs in {where}. `%ranks auto off` ends it.")
+    elif auto.target is not None:
+        print("auto mode is off: cells run in the notebook again.")
+    auto.target = target
+
+
+def _show_stacks(session: Session) -> None:
+    looked = session.look()
+    if looked is None:
+        print("the ranks are idle")
+        return
+    found, run = looked
+    now = time.monotonic()
+    title = f"Where the ranks stand after {duration(now - run.started)}"
+    data = {
+        "text/plain": "\n".join([title, *stacks.text(found, run, now, views.source)]),
+        "text/html": stacks.html(title, found, run, now, views.source, open_=True),
+    }
+    display(data, raw=True)
+
+
+def _refuse(line: str) -> NoReturn:
+    words = ", ".join({"logs": "logs R", "debug": "debug R", "auto": "auto on|off"}.get(w, w) for w in arguments.WORDS)
+    raise UsageError(f"%ranks {line}: what should that do? It takes {words}; %ranks alone shows what lives.")
+
+
+def _only(sessions: Sessions, name: str) -> str:
+    """Who has no name given means the session without one, or the only one."""
+    _forget(sessions)
+    return next(iter(sessions)) if not name and "" not in sessions and len(sessions) == 1 else name
+
+
+def _forget(sessions: Sessions) -> None:
+    """What ran in the background and has ended has said all; of kept ranks the end has still to be told."""
+    for name in [name for name, one in sessions.items() if not (one.alive or (one.options.keep and one.ended))]:
+        del sessions[name]
+
+
+def _table(name: str, session: Session) -> str:
+    head = f"{session.nprocs} ranks{_at(name)}"
+    if session.ended:
+        return f"{head} · ended: {session.ended}"
+    lines = [
+        f"{head} · {session.how} · for {duration(time.monotonic() - session.since)}",
+        f"rank  {'state':<18}  {'pid':<8}  {'memory':>7}  {'device':>7}".rstrip(),
+    ]
+    states = session.states()
+    for rank, (pid, (memory, device)) in enumerate(zip(session.pids, session.memory(), strict=True)):
+        lines.append(f"{rank:>4}  {states[rank]:<18}  {pid:<8}  {size(memory):>7}  {size(device):>7}".rstrip())
+    return "\n".join(lines)
+
+
+def _at(name: str) -> str:
+    return f" @{name}" if name else ""
+
+
+def _told(name: str) -> str:
+    return f"kept ranks of the name {name!r}" if name else "kept ranks"

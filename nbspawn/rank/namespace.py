@@ -1,0 +1,53 @@
+"""The rank's ``__main__``: whose variables are the kernel's, and whose its own.
+
+A function that is sent brings the variables that it uses, and they become the rank's, as they were the notebook's. A
+kept rank may have bound some of these names itself meanwhile (the model that it trains): those stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_received: dict[str, Any] = {}
+_NOTHING = object()
+
+
+def of_rank() -> dict[str, Any]:
+    """What cells and the notebook's functions have as globals."""
+    return vars(sys.modules["__main__"])
+
+
+@contextmanager
+def own_names_stay() -> Iterator[None]:
+    """While something is loaded that the kernel has sent."""
+    namespace = of_rank()
+    before = dict(namespace)
+    yield
+    for name, value in list(namespace.items()):
+        had = before.get(name, _NOTHING)
+        if had is value:
+            continue
+        if had is _NOTHING or had is _received.get(name, _NOTHING):
+            _received[name] = value
+        else:
+            namespace[name] = had
+
+
+def bind(rank: int, variables: dict[str, Any]) -> None:
+    """Have these variables, whoever had them before."""
+    of_rank().update(variables)
+
+
+def variable(rank: int, name: str) -> Any:
+    """One of the rank's variables; raises NameError."""
+    try:
+        return of_rank()[name]
+    except KeyError:
+        raise NameError(f"name {name!r} is not defined") from None
+
+
+def nothing(rank: int) -> None:
+    """What ranks run that are only to be there."""
