@@ -268,9 +268,9 @@ class RunCell(_Run):
 
     @functools.cached_property
     def names(self) -> dict[str, str]:
-        """What IPython calls the notebook's cells in tracebacks, by file name: 'Cell In[5]'."""
+        """What IPython calls the notebook's cells in tracebacks, by file name: 'Cell In[5]'. Others keep theirs."""
         numbers = {name: number for name, (number, _) in self.sources.items()} | {self.filename: self.number}
-        return {file: f"Cell In[{number}]" for file, number in numbers.items() if number}
+        return {file: f"Cell In[{number}]" if number else file for file, number in numbers.items()}
 
 
 @dataclass(frozen=True)

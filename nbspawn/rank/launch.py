@@ -111,8 +111,8 @@ class Launch:
 class RankInfo:
     """Which rank this process is, its run, and what it runs now. ``names`` are what IPython calls the notebook's cells,
     by file name; ``regrouped`` is the number of the last ``Regroup``. Who has something to do when a further command
-    begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the rank waits
-    for others), adds it to the lists."""
+    begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the rank seems
+    to wait), adds it to the lists."""
 
     rank: int
     launch: Launch

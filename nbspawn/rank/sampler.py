@@ -158,7 +158,7 @@ class Sampler:
                 if now - told_at >= due and self._tell(now):
                     told, told_at = self._at, now
             for look in self._info.on_look:
-                look(here.collective)
+                look(here.collective or now - idle_since >= _IDLE)
         self._tell(time.monotonic())
         return True
 

@@ -24,7 +24,7 @@ _PATIENCE = 0.3  # seconds that an interrupt may wait for Python
 def freeing(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives, if it is kept."""
     if info.launch.keep:
-        info.on_look.append(lambda collective: _free(info) if collective else None)
+        info.on_look.append(lambda waits: _free(info) if waits else None)
     yield
 
 
