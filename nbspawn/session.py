@@ -108,6 +108,9 @@ class Session(Pool, Members):
         self._cells += 1
         return CellJob(RunCell(textwrap.dedent(source), f"<run {self._cells}>", colors=views.colors()), {})
 
+    def __repr__(self) -> str:
+        return f"<Session of {self.nprocs} ranks: {self.ended or ', '.join(dict.fromkeys(self.states()))}>"
+
     def __enter__(self) -> Session:
         return self
 

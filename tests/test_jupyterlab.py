@@ -222,6 +222,30 @@ count"""
     expect(notebook.outputs(2)).to_have_text("True")
 
 
+def test_a_cell_in_the_background(lab: Lab) -> None:
+    cell = """%%spawn 2 --background
+import time, matplotlib.pyplot as plt
+print("begun by", rank)
+if rank:
+    plt.plot([0, 1]); plt.show()
+while True: time.sleep(0.01)"""
+    notebook = lab.open("behind.ipynb", LOAD, cell, "print('mine')\n6 * 7")
+    notebook.run(0)
+    notebook.run(1)
+    notebook.run(2)
+    behind, mine = notebook.outputs(1), notebook.outputs(2)
+    expect(mine).to_have_count(2)
+    expect(mine.last).to_contain_text("42")
+    table = behind.nth(0).locator("table").first
+    expect(table).to_contain_text("time.sleep(0.01)")
+    expect(behind.locator("img")).to_have_count(1)
+    expect(behind.filter(has_text="begun by 1").last).to_be_visible()
+    behind.get_by_role("button", name="Stop").click()
+    expect(table).to_contain_text("interrupted")
+    expect(behind.filter(has_text="KeyboardInterrupt: Ranks 0-1 were at line 6")).to_be_visible()
+    expect(mine).to_have_count(2)
+
+
 def test_post_mortem_and_quit(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo --pdb
 import os, torch.distributed as dist

@@ -187,6 +187,34 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
     assert "there are no kept ranks of the name 'eval'" in kept.execute("%%ranks @eval\nx").traceback
 
 
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%spawn 2 --name x\n1", "--name is for ranks that stay: add --keep, or --background"),
+        ("%%spawn 2 --idle-timeout 5\n1", "--idle-timeout is for ranks that stay: add --keep"),
+        ("%%spawn 2 --name y --keep --idle-timeout -1\n1", "an idle timeout of -1.0 seconds makes no sense"),
+        ("%%spawn 2 --keep --name a-b\n1", "'a-b' cannot be a name"),
+        ("%%ranks 0..1\n1", "neither ranks, such as 0,2 or 1:, nor a name"),
+        ("%%ranks @nobody\n1", "`%%spawn 4 --keep --name nobody` starts some"),
+        ("%%ranks --background --pull x\n1", "--pull is for when the cell has ended"),
+        ("%%ranks\nfor x in", "SyntaxError"),
+        ("%ranks auto on @nobody", "there are no kept ranks of the name 'nobody'"),
+        ("%ranks logs 9", "there is no rank 9 of 3"),
+    ],
+)
+def test_nonsense(kept: Kernel, cell: str, says: str) -> None:
+    reply = kept.execute(cell)
+    assert reply.status == "error" and says in reply.traceback and len(kept.ranks()) == 3
+
+
+def test_ranks_without_anything_to_do_end(kernel: Kernel) -> None:
+    ok(kernel.execute("%%spawn 2 --keep --idle-timeout 0.3\nx = rank"))
+    kernel.assert_no_rank(10)
+    reply = kernel.execute("%%ranks\nx")
+    assert reply.ename == "UsageError" and "they had nothing to do for 0.3 s" in reply.traceback
+    ok(kernel.execute("%ranks stop"))
+
+
 def test_output_of_a_kept_cell(kept: Kernel) -> None:
     cell = "%%ranks\nprint('said', rank)\nfrom IPython.display import HTML, display\ndisplay(HTML('x'))"
     reply = ok(kept.execute(cell))

@@ -74,19 +74,18 @@ class _InPlaces(NotebookView):
         self._write_text()
         return cut or self._dropped
 
-    def show_error(self, told: str) -> None:
+    def show_error(self, shown: str) -> None:
         """Below all else."""
-        self._put(self._error_id, told, update=True)
+        self._put(self._error_id, shown, update=True)
 
     def _write_text(self) -> None:
         self._changed, self._written_at = False, time.monotonic()
         head = f"… earlier lines are in {self.run.log_dir}\n" if self._dropped else ""
         self._put(self._text_id, head + "".join(self._text), update=True)
 
-    def _put(self, name: str, told: str, update: bool) -> None:
-        self._publish(
-            data={"text/plain": told} if told else {}, metadata={}, transient={"display_id": name}, update=update
-        )
+    def _put(self, name: str, shown: str, update: bool) -> None:
+        data = {"text/plain": shown} if shown else {}
+        self._publish(data=data, metadata={}, transient={"display_id": name}, update=update)
 
 
 class NotebookBehind(BehindView, _InPlaces):

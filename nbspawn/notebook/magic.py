@@ -42,6 +42,10 @@ class SpawnMagics(Magics):
             return None
         if not cell.strip():
             raise UsageError("the cell is empty: write what the ranks should run below the %%spawn line")
+        if given.name and not (given.keep or given.background):
+            raise UsageError("--name is for ranks that stay: add --keep, or --background")
+        if given.idle_timeout is not None and not given.keep:
+            raise UsageError("--idle-timeout is for ranks that stay: add --keep")
         pdb = given.pdb or self.shell.call_pdb
         name = ranks.name_for(self.sessions, given)
         session = Session(
@@ -79,6 +83,8 @@ class SpawnMagics(Magics):
         session = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
         if absent := [name for name in given.push if name not in self.shell.user_ns]:
             raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
+        if given.background and given.pull:
+            raise UsageError("--pull is for when the cell has ended: pull with another cell, after handle.wait()")
         asked = session[arguments.selected(given.which, session.nprocs)]
         magic = "" if given.auto else "%%ranks"
         pdb = given.pdb or self.shell.call_pdb
