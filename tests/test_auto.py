@@ -10,6 +10,10 @@ from kernels import Kernel, Reply
 MARK = "AUTO MODE: every plain cell runs in these ranks"
 
 
+once = pytest.mark.parametrize("method", ["forkserver"])
+"""Where it makes no difference how the ranks were started."""
+
+
 def ok(reply: Reply) -> Reply:
     assert reply.status == "ok", reply
     return reply
@@ -34,6 +38,7 @@ def test_a_plain_cell_runs_in_the_ranks_and_says_so(auto: Kernel) -> None:
     assert ok(auto.execute("# a comment\n")).outputs == []
 
 
+@once
 def test_lines_of_tracebacks_are_the_cells(auto: Kernel) -> None:
     reply = auto.execute("# %% a title\nz = 1\nif x: z / 0")
     assert "rank 1 of 2: ZeroDivisionError: division by zero (line 3)" in reply.traceback
@@ -53,17 +58,20 @@ def test_what_stays_in_the_notebook(auto: Kernel, method: str) -> None:
     assert auto.execute("x?").status == "ok"
 
 
+@once
 def test_magics_at_the_head_stay_and_the_rest_goes(auto: Kernel) -> None:
     reply = ok(auto.execute("%env ONE=1\n!echo here\n\nx"))
     assert reply.result == "[0] 0\n[1] 1" and "here" in reply.text().splitlines()
     assert ok(auto.execute("a = !echo ranks\na[0]")).result == "[0-1] 'ranks'"
 
 
+@once
 def test_off_is_off(auto: Kernel) -> None:
     assert "auto mode is off" in ok(auto.execute("%ranks auto off")).text()
     assert "x" not in ok(auto.execute("'here'")).result and "NameError" in auto.execute("y0").traceback
 
 
+@once
 def test_ranks_that_have_gone(auto: Kernel) -> None:
     auto.execute("import os\nos._exit(3)")
     reply = auto.execute("x")
@@ -72,6 +80,7 @@ def test_ranks_that_have_gone(auto: Kernel) -> None:
     assert ok(auto.execute("1 + 1")).result == "2"
 
 
+@once
 def test_a_cell_that_is_typed_is_not_complete_too_early(auto: Kernel) -> None:
     check = "get_ipython().check_complete('for i in range(2):')[0]"
     assert ok(auto.execute(f"%time print({check})")).text().startswith("incomplete")

@@ -18,23 +18,17 @@ LOAD = "%load_ext nbspawn"
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with open_lab(tmp_path_factory.mktemp("lab"), "lab") as lab:
+def lab(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("lab"), request.param) as lab:
         yield lab
 
 
-@pytest.fixture(scope="module")
-def notebook_7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The same front end in another frame, so it runs only what depends on that: focus, widgets, prompts."""
-    with open_lab(tmp_path_factory.mktemp("notebook"), "notebook") as lab:
-        yield lab
+in_lab = pytest.mark.parametrize("lab", ["lab"], indirect=True, scope="module")
+# Notebook 7 is the same front end in another frame, so it runs only what depends on that: focus, widgets, prompts.
+in_both = pytest.mark.parametrize("lab", ["lab", "notebook"], indirect=True, scope="module")
 
 
-@pytest.fixture(params=["lab", "notebook_7"])
-def either(request: pytest.FixtureRequest) -> Lab:
-    return request.getfixturevalue(request.param)
-
-
+@in_lab
 def test_a_cell_shows_its_ranks_and_their_values_and_stays_in_the_saved_notebook(lab: Lab) -> None:
     cell = """%%spawn 2
 import matplotlib.pyplot as plt
@@ -61,6 +55,7 @@ rank * 7"""
     shown()
 
 
+@in_lab
 def test_a_failing_cell_shows_one_traceback_with_the_lines_of_its_cells(lab: Lab) -> None:
     helper = "def area(shape):\n    return shape['width'] * shape['hieght']"
     cell = """%%spawn 2 -b gloo
@@ -80,7 +75,8 @@ dist.barrier()"""
     assert "nbspawn/" not in told
 
 
-def test_stop_button(either: Lab) -> None:
+@in_lab
+def test_stop_button(lab: Lab) -> None:
     cell = """%%spawn 2 -g 2
 import os, time
 print('pid', os.getpid())
@@ -88,7 +84,7 @@ try:
     time.sleep(600)
 finally:
     print('tidied')"""
-    notebook = either.open("stops.ipynb", LOAD, cell, "6 * 7")
+    notebook = lab.open("stops.ipynb", LOAD, cell, "6 * 7")
     notebook.run(0)
     notebook.start(1)
     outputs = notebook.outputs(1)
@@ -108,14 +104,15 @@ finally:
     expect(notebook.outputs(2)).to_have_text("42")
 
 
-def test_the_live_line_the_stall_and_the_controls_while_a_cell_runs(either: Lab) -> None:
+@in_both
+def test_the_live_line_the_stall_and_the_controls_while_a_cell_runs(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo -g 2
 import os, time, torch.distributed as dist
 print('pid', os.getpid(), 'of rank', rank)
 if rank == 1:
     time.sleep(600)
 dist.barrier()"""
-    notebook = either.open("controls.ipynb", LOAD, cell, "6 * 7")
+    notebook = lab.open("controls.ipynb", LOAD, cell, "6 * 7")
     notebook.run(0)
     notebook.start(1)
     outputs = notebook.outputs(1)
@@ -149,6 +146,7 @@ dist.barrier()"""
     expect(notebook.outputs(2)).to_have_text("42")
 
 
+@in_lab
 def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path: Path) -> None:
     go = tmp_path / "go"
     cell = f"%%spawn 2\nimport os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
@@ -166,7 +164,8 @@ def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path
     expect(notebook.outputs(1).nth(0)).to_contain_text("✓ done")
 
 
-def test_debugging_at_a_prompt_in_the_cell(either: Lab) -> None:
+@in_both
+def test_debugging_at_a_prompt_in_the_cell(lab: Lab) -> None:
     cell = """%%spawn 3 -b gloo -o sums
 import torch, torch.distributed as dist
 x = torch.tensor([float(rank)])
@@ -174,7 +173,7 @@ if rank != 2:
     breakpoint()
 dist.all_reduce(x)
 x.item()"""
-    notebook = either.open("debugs.ipynb", LOAD, cell, "list(sums)")
+    notebook = lab.open("debugs.ipynb", LOAD, cell, "list(sums)")
     notebook.run(0)
     notebook.start(1)
     outputs = notebook.outputs(1)
@@ -191,6 +190,7 @@ x.item()"""
     expect(notebook.outputs(2)).to_have_text("[103.0, 103.0, 103.0]")
 
 
+@in_lab
 def test_stacks_and_debugging_a_rank_that_runs(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo -o counts
 import time, torch.distributed as dist
@@ -222,6 +222,7 @@ count"""
     expect(notebook.outputs(2)).to_have_text("True")
 
 
+@in_lab
 def test_a_cell_in_the_background(lab: Lab) -> None:
     cell = """%%spawn 2 --background
 import time, matplotlib.pyplot as plt
@@ -246,6 +247,7 @@ while True: time.sleep(0.01)"""
     expect(mine).to_have_count(2)
 
 
+@in_lab
 def test_post_mortem_and_quit(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo --pdb
 import os, torch.distributed as dist

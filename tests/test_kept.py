@@ -18,6 +18,10 @@ def half(x):
 state"""
 
 
+once = pytest.mark.parametrize("method", ["forkserver"])
+"""Where it makes no difference how the ranks were started."""
+
+
 def ok(reply: Reply) -> Reply:
     assert reply.status == "ok", reply
     return reply
@@ -53,6 +57,7 @@ def test_a_function_of_an_earlier_cell_in_a_traceback(kept: Kernel) -> None:
     assert ok(kept.execute("%%ranks\nstate")).result == "[0] 0\n[1] 10\n[2] 20", "the ranks live on"
 
 
+@once
 def test_some_ranks(kept: Kernel) -> None:
     reply = ok(kept.execute("%%ranks 0,2\ntime.sleep(0.3)\nstate += 5\nstate"))
     assert reply.result == "[0] 5\n[2] 25"
@@ -64,6 +69,7 @@ def test_some_ranks(kept: Kernel) -> None:
     assert reply.ename == "UsageError" and "there is no rank 7 of 3" in reply.traceback
 
 
+@once
 def test_push_and_pull(kept: Kernel) -> None:
     ok(kept.execute("lr, weights = 0.5, __import__('torch').arange(1000)"))
     reply = kept.execute("%%ranks\nlr")
@@ -96,6 +102,7 @@ def test_stop_leaves_all_usable(kept: Kernel, where: str) -> None:
     assert pids(kept) == before
 
 
+@once
 def test_a_timeout_leaves_all_usable(kept: Kernel) -> None:
     reply = kept.execute("%%ranks -t 1\ntime.sleep(600)")
     assert reply.ename == "RunTimeoutError" and "time.sleep(600)" in reply.traceback
@@ -127,6 +134,7 @@ def test_a_rank_that_dies_ends_the_session(kept: Kernel, when: str) -> None:
     assert ok(kept.execute(cell)).result == "[0] (0, 3)\n[1] (1, 3)\n[2] (2, 3)"
 
 
+@once
 def test_what_ends_at_once_shows_no_table(kept: Kernel) -> None:
     assert [output["type"] for output in ok(kept.execute("%%ranks\nstate")).outputs] == ["execute_result"]
     assert ok(kept.execute("%%ranks\nstate;")).outputs == []
@@ -135,6 +143,7 @@ def test_what_ends_at_once_shows_no_table(kept: Kernel) -> None:
     assert ok(kept.execute("%%ranks\ntime.sleep(0.3)")).table["text/plain"].count("done") == 3
 
 
+@once
 def test_post_mortem_and_locals_for_one_cell(kept: Kernel) -> None:
     cell = kept.submit("%%ranks 1 --pdb --locals\nhalf('x')", answers=["p x", "q"])
     reply = cell.wait()
@@ -155,6 +164,7 @@ def test_all_wait_for_each_other_and_stop_leaves_them_usable(kept: Kernel) -> No
     assert pids(kept) == before
 
 
+@once
 def test_the_verbs_of_ranks_that_are_idle(kept: Kernel) -> None:
     assert "the ranks are idle" in ok(kept.execute("%ranks stacks")).text()
     assert "nothing to interrupt" in ok(kept.execute("%ranks interrupt")).text()
@@ -187,6 +197,7 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
     assert "there are no kept ranks of the name 'eval'" in kept.execute("%%ranks @eval\nx").traceback
 
 
+@once
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
@@ -215,6 +226,7 @@ def test_ranks_without_anything_to_do_end(kernel: Kernel) -> None:
     ok(kernel.execute("%ranks stop"))
 
 
+@once
 def test_output_of_a_kept_cell(kept: Kernel) -> None:
     cell = "%%ranks\nprint('said', rank)\nfrom IPython.display import HTML, display\ndisplay(HTML('x'))"
     reply = ok(kept.execute(cell))

@@ -25,6 +25,11 @@ def execute(folder: Path, *cells: str, allow_errors: bool = False) -> nbformat.N
 LOAD = "%load_ext nbspawn"
 
 
+once = pytest.mark.parametrize("method", ["forkserver"])
+"""What nbclient shows does not depend on how the ranks were started."""
+
+
+@once
 def test_a_notebook_reads_well(tmp_path: Path, method: str) -> None:
     notebook = execute(
         tmp_path,
@@ -45,6 +50,7 @@ def test_a_notebook_reads_well(tmp_path: Path, method: str) -> None:
     assert notebook.cells[3].outputs[-1].data["text/plain"] == "[0] 0\n[1] 1"
 
 
+@once
 def test_a_failing_cell_ends_the_notebook(tmp_path: Path, method: str) -> None:
     cell = f"%%spawn 2 -m {method}\ndef width(batch):\n    return batch['width']\nwidth({{}}) if rank else None"
     with pytest.raises(CellExecutionError) as raised:
@@ -66,6 +72,7 @@ def test_errors_may_be_allowed(tmp_path: Path) -> None:
     assert notebook.cells[2].outputs[-1].data["text/plain"] == "[0] 0\n[1] 1"
 
 
+@once
 def test_input_is_refused_clearly(tmp_path: Path, method: str) -> None:
     with pytest.raises(CellExecutionError) as raised:
         execute(tmp_path, LOAD, f"%%spawn 2 -m {method}\nname = input('who? ')")
