@@ -280,15 +280,17 @@ class Pool:
                 self._working.release()
 
     def _end(self, seconds: float, why: str = "they have returned") -> None:
-        context, self._context = self._context, None
+        context = self._context
         if context is None:
             return
+        # Before the ranks are gone: who finds none has to be told why.
+        self.ended = "; ".join(f"rank {failure.rank}: {failure.told}" for failure in context.failures[:1]) or why
+        self._context = None
         if self._timer is not None:
             self._timer.cancel()
         with InterruptFlag():
             if seconds and self.options.keep:
                 context.dismiss(seconds)
-            self.ended = "; ".join(f"rank {failure.rank}: {failure.told}" for failure in context.failures[:1]) or why
             context.close(keep_logs=self._cut)
             for process in context.processes:
                 process.close()

@@ -104,7 +104,7 @@ finally:
     expect(notebook.outputs(2)).to_have_text("42")
 
 
-@in_both
+@in_lab
 def test_the_live_line_the_stall_and_the_controls_while_a_cell_runs(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo -g 2
 import os, time, torch.distributed as dist

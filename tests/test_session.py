@@ -92,7 +92,7 @@ def test_an_exception_leaves_the_ranks_usable(three: Session) -> None:
 def test_ranks_that_wait_for_each_other_are_freed(three: Session, cell: str) -> None:
     """gloo's waits hear of no interrupt, and none of the ranks leaves by itself."""
     before = three.pids
-    three.terms = nbspawn.watch.Terms(timeout=1.0, grace_period=8.0)
+    three.terms = nbspawn.watch.Terms(timeout=0.5, grace_period=8.0)
     with pytest.raises(nbspawn.RunTimeoutError):
         three.run(cell)
     three.terms = nbspawn.watch.Terms(timeout=30.0)

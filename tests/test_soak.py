@@ -46,10 +46,10 @@ def test_five_hundred_cells(own_kernel: Kernel) -> None:
     for number in range(CELLS):
         if number == SETTLED:
             settled = Footprint.of(kernel)
-        if number % 40 == 7:  # one fails, the others wait for it
+        if number % 50 == 7:  # one fails, the others wait for it
             reply = kernel.execute(f"%%ranks\nif rank == {number % 3}: 1 / 0\ndist.all_reduce(torch.ones(1))")
             assert reply.ename == "RankRaisedError" and f"rank {number % 3} of 3: ZeroDivisionError" in reply.traceback
-        elif number % 80 == 20:  # Stop, while some compute and others wait
+        elif number % 100 == 20:  # Stop, while some compute and others wait
             cell = kernel.submit("%%ranks\nprint('begun')\ntime.sleep(600) if rank == 1 else dist.barrier()")
             cell.until("begun")
             kernel.interrupt()
