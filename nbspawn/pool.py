@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from nbspawn import views
@@ -121,12 +122,11 @@ class Pool:
         assert isinstance(terms.view, BehindView)
         self._take(job.title)
         flag = InterruptFlag()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._give_back)
             with InterruptFlag():
                 watch, finish = self._begin(job, terms, ranks, flag)
-        except BaseException:
-            self._give_back()
-            raise
+            undo.pop_all()
 
         def finish_and_rest() -> Results:
             try:
@@ -190,11 +190,10 @@ class Pool:
             run = replace(run.of_kept(asked if self._used else None), mark=terms.mark)
         self._used = True
         watch = Watch(terms, context, interrupted)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._end, 0.0)
             watch.open(run)
-        except BaseException:
-            self._end(0.0)
-            raise
+            undo.pop_all()
 
         def finish() -> Results:
             try:
@@ -284,7 +283,8 @@ class Pool:
         if context is None:
             return
         # Before the ranks are gone: who finds none has to be told why.
-        self.ended = "; ".join(f"rank {failure.rank}: {failure.told}" for failure in context.failures[:1]) or why
+        ended = context.failures[:1] if len(context.sentinels) < self.nprocs else ()
+        self.ended = "".join(f"rank {failure.rank}: {failure.told}" for failure in ended) or why
         self._context = None
         if self._timer is not None:
             self._timer.cancel()

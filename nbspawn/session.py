@@ -31,9 +31,12 @@ class Members:
     def __getitem__(self, which: int | slice | Sequence[int]) -> Members:
         chosen = [which] if isinstance(which, int) else range(len(self))[which] if isinstance(which, slice) else which
         try:
-            return Members(self._session, sorted({self.ranks[number] for number in chosen}))
-        except IndexError:
-            raise UsageError(f"there is no rank {which} of {len(self)}") from None
+            ranks = sorted({self.ranks[number] for number in chosen})
+        except (IndexError, TypeError):
+            ranks = []
+        if not ranks:
+            raise UsageError(f"there is no rank {which!r} of {len(self)}")
+        return Members(self._session, ranks)
 
     def run(self, what: Callable[..., Any] | str, *args: Any) -> Results:
         """Call ``what(rank, *args)`` in each of these ranks, or run it as a cell if it is source code, and wait.
@@ -45,6 +48,8 @@ class Members:
         job: Job
         if isinstance(what, str):
             job = session.source_job(what)
+        elif not callable(what):
+            raise UsageError(f"run takes a function or source code, not {what!r:.60}")
         else:
             job = FunctionJob(what, args, views.cell_names(), session.pdb, session.show_locals)
         return session.perform(job, ranks=self.ranks)

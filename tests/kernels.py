@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import zmq
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
@@ -228,6 +229,16 @@ class Cell:
             assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
             for channel, message in self._kernel.messages():
                 self.take(channel, message)
+
+
+once = pytest.mark.parametrize("method", ["forkserver"])
+"""For a test of something that does not depend on how the ranks were started."""
+
+
+def ok(reply: Reply) -> Reply:
+    """A reply that has to be one."""
+    assert reply.status == "ok", str(reply)
+    return reply
 
 
 class Kernel:

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kernels import Kernel, Reply
+from kernels import Kernel, ok, once
 
 MARK = "AUTO MODE: every plain cell runs in these ranks"
-
-
-once = pytest.mark.parametrize("method", ["forkserver"])
-"""Where it makes no difference how the ranks were started."""
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", reply
-    return reply
 
 
 @pytest.fixture

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kernels import Cell, Kernel, Reply, lives, wait_until
+from kernels import Cell, Kernel, Reply, lives, ok, wait_until
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", reply
-    return reply
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, Reply, plain, wait_gone, wait_until
+from kernels import Kernel, Reply, ok, plain, wait_gone, wait_until
 from people import PEOPLE, Person
 
 
@@ -25,11 +25,6 @@ quickly = pytest.mark.parametrize("method", ["fork", "forkserver"])
 def quick_method(request: pytest.FixtureRequest) -> str:
     """Where nothing of a new process is at stake: spawn takes some seconds."""
     return request.param
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", reply
-    return reply
 
 
 def said(reply: Reply, rank: int) -> str:

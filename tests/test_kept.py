@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from kernels import Kernel, Reply, lives, wait_gone
+from kernels import Kernel, lives, ok, once, wait_gone
 
 START = """%%spawn 3 --keep -b gloo -m {method}
 import os, time, torch, torch.distributed as dist
@@ -16,15 +16,6 @@ state = rank * 10
 def half(x):
     return x / 2
 state"""
-
-
-once = pytest.mark.parametrize("method", ["forkserver"])
-"""Where it makes no difference how the ranks were started."""
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", reply
-    return reply
 
 
 @pytest.fixture
@@ -211,6 +202,11 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
         ("%%ranks\nfor x in", "SyntaxError"),
         ("%ranks auto on @nobody", "there are no kept ranks of the name 'nobody'"),
         ("%ranks logs 9", "there is no rank 9 of 3"),
+        ("%ranks debug x", "'x' is neither ranks, such as 0,2 or 1:, nor a name"),
+        ("%ranks 'logs", 'No closing quotation in "\'logs"'),
+        ("%%ranks 0,\n1", "'0,' is neither ranks"),
+        ("%%ranks 3:\n1", "3: names none of the 3 ranks"),
+        ("%%ranks\n \n", "write what the ranks should run below the %%ranks line"),
     ],
 )
 def test_nonsense(kept: Kernel, cell: str, says: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import IPython
 import pytest
-from kernels import Kernel, Reply, wait_until
+from kernels import Kernel, Reply, ok, wait_until
 
 CELL_NUMBERS = IPython.version_info[0] >= 8  # "Cell In[5], line 2"; IPython 7 shows the cell's file name
 
@@ -15,11 +15,6 @@ TORCHRUN = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD
 ROLE_WORLD_SIZE
 MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID
 TORCHELASTIC_USE_AGENT_STORE OMP_NUM_THREADS""".split()
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", str(reply)
-    return reply
 
 
 def values(kernel: Kernel, cell: str) -> list[object]:

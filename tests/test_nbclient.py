@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from kernels import plain
+from kernels import once, plain
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -23,10 +23,6 @@ def execute(folder: Path, *cells: str, allow_errors: bool = False) -> nbformat.N
 
 
 LOAD = "%load_ext nbspawn"
-
-
-once = pytest.mark.parametrize("method", ["forkserver"])
-"""What nbclient shows does not depend on how the ranks were started."""
 
 
 @once

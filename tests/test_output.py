@@ -7,12 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kernels import Kernel, Reply, plain, ranks_in
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", str(reply)
-    return reply
+from kernels import Kernel, Reply, ok, plain, ranks_in
 
 
 def words_of(reply: Reply, rank: int) -> list[str]:

@@ -163,13 +163,26 @@ def test_a_session_for_one_command(nothing_left: None) -> None:
     assert list(session.run(ranks.square)) == [0, 1] and not session.alive
 
 
-def test_nonsense() -> None:
+def test_nonsense(three: Session) -> None:
+    for which in ([], slice(3, None), 3, "a"):
+        with pytest.raises(nbspawn.UsageError, match="there is no rank .* of 3"):
+            three[which]  # type: ignore[index]
+    with pytest.raises(nbspawn.UsageError, match="run takes a function or source code, not 5"):
+        three.run(5)  # type: ignore[arg-type]
     with pytest.raises(nbspawn.UsageError, match="0 ranks make no sense"):
         Session(0)
     with pytest.raises(nbspawn.UsageError, match="idle timeout of -1"):
         Session(2, idle_timeout=-1)
     with pytest.raises(nbspawn.UsageError, match="timeout of nan"):
         Session(2, timeout=float("nan"))
+
+
+def test_who_was_stopped_did_not_end_of_an_earlier_error(nothing_left: None) -> None:
+    session = Session(2, start_method="forkserver")
+    with pytest.raises(nbspawn.RankRaisedError):
+        session.run("nope")
+    session.close()
+    assert repr(session) == "<Session of 2 ranks: they were stopped>"
 
 
 def test_children_of_idle_ranks_end_with_them(nothing_left: None) -> None:

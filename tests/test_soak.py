@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 import psutil
-from kernels import Kernel, Reply
+from kernels import Kernel, ok
 
 CELLS = 500
 SETTLED = 100
@@ -32,11 +32,6 @@ class Footprint:
             [process.num_threads() for process in all_],
             [process.memory_info().rss / 1e6 for process in all_],
         )
-
-
-def ok(reply: Reply) -> Reply:
-    assert reply.status == "ok", reply
-    return reply
 
 
 def test_five_hundred_cells(own_kernel: Kernel) -> None:

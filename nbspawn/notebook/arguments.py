@@ -79,7 +79,7 @@ def _names(text: str) -> list[str]:
 
 
 def _which(text: str) -> str:
-    if not re.fullmatch(r"@\w+|-?\d*(:-?\d*)?(,-?\d*(:-?\d*)?)*", text):
+    if not re.fullmatch(r"@\w+|{0}(,{0})*".format(r"(-?\d+|(-?\d+)?:(-?\d+)?)"), text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither ranks, such as 0,2 or 1:, nor a name, such as @eval")
     return text
 
@@ -180,17 +180,24 @@ RANKS_PARSER = _ranks_parser()
 @functools.lru_cache(maxsize=64)
 def parse(line: str, parser: Parser = PARSER) -> Any:
     """The options as a namespace, the same for the same line. Raises UsageError, one line that says what to do."""
+    return parser.parse_args(split(line, parser))
+
+
+def split(line: str, parser: Parser) -> list[str]:
+    """The words of a line, quoted as for a shell. Raises UsageError for a quote that is left open."""
     try:
-        words = shlex.split(line)
+        return shlex.split(line)
     except ValueError as error:
         parser.error(f"{error} in {line!r}")
-    return parser.parse_args(words)
 
 
 def selected(which: list[str], nprocs: int) -> list[int]:
     """The ranks that ``0,2`` or ``1:`` names, of ``nprocs``; all if nothing is said. Raises UsageError for one that is
-    not there."""
-    parts = [part for word in which if not word.startswith("@") for part in word.split(",")]
+    not there, or where none is left."""
+    try:
+        parts = [part for word in which if not word.startswith("@") for part in _which(word).split(",")]
+    except argparse.ArgumentTypeError as error:
+        RANKS_PARSER.error(str(error))
     if not parts:
         return list(range(nprocs))
     chosen: set[int] = set()
@@ -198,10 +205,12 @@ def selected(which: list[str], nprocs: int) -> list[int]:
         if ":" in part:
             first, _, last = part.partition(":")
             chosen.update(range(nprocs)[slice(int(first) if first else None, int(last) if last else None)])
-        elif part and -nprocs <= int(part) < nprocs:
+        elif -nprocs <= int(part) < nprocs:
             chosen.add(range(nprocs)[int(part)])
         else:
-            RANKS_PARSER.error(f"there is no rank {part or repr(part)} of {nprocs}")
+            RANKS_PARSER.error(f"there is no rank {part} of {nprocs}")
+    if not chosen:
+        RANKS_PARSER.error(f"{' '.join(which)} names none of the {nprocs} ranks")
     return sorted(chosen)
 
 

@@ -40,8 +40,7 @@ class SpawnMagics(Magics):
         if given.help:
             print(arguments.PARSER.format_help())
             return None
-        if not cell.strip():
-            raise UsageError("the cell is empty: write what the ranks should run below the %%spawn line")
+        _refuse_empty(cell, "%%spawn")
         if given.name and not (given.keep or given.background):
             raise UsageError("--name is for ranks that stay: add --keep, or --background")
         if given.idle_timeout is not None and not given.keep:
@@ -80,6 +79,7 @@ class SpawnMagics(Magics):
         if given.help:
             print(arguments.RANKS_PARSER.format_help())
             return None
+        _refuse_empty(cell, "%%ranks")
         session = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
         if absent := [name for name in given.push if name not in self.shell.user_ns]:
             raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
@@ -124,6 +124,13 @@ class SpawnMagics(Magics):
             shell.user_ns[given.out] = outcome
             return None
         return None if silent else outcome
+
+
+def _refuse_empty(cell: str, magic: str) -> None:
+    from nbspawn.errors import UsageError
+
+    if not cell.strip():
+        raise UsageError(f"the cell is empty: write what the ranks should run below the {magic} line")
 
 
 SpawnMagics.spawn.__doc__ = arguments.PARSER.format_help()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import Any, NoReturn
 
@@ -27,8 +26,8 @@ def name_for(sessions: Sessions, given: Any) -> str:
     if (given.keep or given.background) and name in sessions and sessions[name].alive:
         if given.keep or given.name:
             raise UsageError(
-                f"{_told(name)} live already: `%ranks stop{_at(name)}` ends them, or start others under a --name of "
-                "their own"
+                f"ranks {f'of the name {name!r}' if name else 'that are kept'} live already: `%ranks stop{_at(name)}` "
+                "ends them, or start others under a --name of their own"
             )
     if given.background and not given.keep and not name:
         number = 1
@@ -59,7 +58,7 @@ def find(sessions: Sessions, name: str, auto: AutoMode) -> Session:
 
 def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``)."""
-    words = shlex.split(line)
+    words = arguments.split(line, arguments.RANKS_PARSER)
     given = arguments.session_name(words)
     name = _only(sessions, given)
     match [word for word in words if not word.startswith("@")]:
@@ -93,10 +92,10 @@ def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
         case ["wait"]:
             session = find(sessions, name, auto)
             return session.behind.wait() if session.behind is not None else print("the ranks are idle")
-        case ["logs", rank]:
+        case ["logs", which]:
             session = find(sessions, name, auto)
-            [number] = arguments.selected([rank], session.nprocs)
-            print(session.log_path(number))
+            for number in arguments.selected([which], session.nprocs):
+                print(session.log_path(number))
         case ["stacks"]:
             _show_stacks(find(sessions, name, auto))
         case ["debug", which]:
@@ -159,11 +158,12 @@ def _table(name: str, session: Session) -> str:
         return f"{head} · ended: {session.ended}"
     lines = [
         f"{head} · {session.how} · for {duration(time.monotonic() - session.since)}",
-        f"rank  {'state':<18}  {'pid':<8}  {'memory':>7}  {'device':>7}".rstrip(),
+        f"rank  {'state':<18}  {'pid':<8}  {'memory':>7}  device",
     ]
     states = session.states()
     for rank, (pid, (memory, device)) in enumerate(zip(session.pids, session.memory(), strict=True)):
-        lines.append(f"{rank:>4}  {states[rank]:<18}  {pid:<8}  {size(memory):>7}  {size(device):>7}".rstrip())
+        on = "cpu" if device < 0 else f"cuda, {size(device)}"
+        lines.append(f"{rank:>4}  {states[rank]:<18}  {pid:<8}  {size(memory):>7}  {on}")
     return "\n".join(lines)
 
 
