@@ -1,7 +1,8 @@
 """What travels between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (rank/channel.py, engine/channel.py).
-Every frame is one pickled object of this file and nothing else. ``RunFunction`` and ``RunCell`` come with the launch
+Every frame is one pickled object of this file and nothing else; the large buffers of a ``Returned`` are in a file that
+comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch
 (rank/launch.py). The order that is promised:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
@@ -18,11 +19,15 @@ Every frame is one pickled object of this file and nothing else. ``RunFunction``
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from nbspawn import buffers
 
 # ---------------------------------------------------------------- events: rank -> kernel
 
@@ -92,12 +97,14 @@ class Raised:
 
 @dataclass(frozen=True)
 class Returned:
-    """The rank finished; ``value`` is a ``payload.Value`` (packed bytes, or why it could not be packed)."""
+    """The rank finished; ``value`` is a ``payload.Value`` (packed bytes, or why it could not be packed). It was
+    ``ready`` to begin at that time; what it had to do before (make a process group) is not of the person's code."""
 
     rank: int
     time: float
     value: Any
     offset: int
+    ready: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -216,15 +223,15 @@ class Exited:
 
 
 class Parcel(NamedTuple):
-    """A packed object for ranks that run already: ``path`` is where they open it, ``header`` is the payload's."""
+    """A packed object for ranks that run already: ``path`` is where they open it, ``sizes`` are the payload's."""
 
     path: str
-    header: Any
+    sizes: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What both ways to run something have. ``job`` goes with it: the header of the packed object, None if it is
+    """What both ways to run something have. ``job`` goes with it: the sizes of the packed object, None if it is
     inherited; for ranks that run already a ``Parcel``. ``interrupts`` is the number that had been announced to the rank
     when this was sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` lets the
     person look at the frame that raised, ``show_locals`` tells its variables."""
@@ -316,29 +323,64 @@ Command = RunFunction | RunCell | InputReply | Regroup | Close
 
 # ---------------------------------------------------------------- the wire
 
-_LENGTH = struct.Struct("!Q")
+_HEAD = struct.Struct("!QL")
+_SIZE = struct.Struct("!Q")
+_ATTACHED = 256 * 1024  # bytes from which a buffer does not go through the socket
 
 
-def encode(message: Event | Command) -> bytes:
-    """One frame: eight bytes of length (network order), then the pickled message."""
-    body = pickle.dumps(message, protocol=5)
-    return _LENGTH.pack(len(body)) + body
+def encode(message: Event | Command, attached: list[int] | None = None) -> bytes:
+    """One frame: two numbers (network order; the length of what follows them, and how many buffers lie elsewhere), the
+    sizes of these, and the pickled message.
+
+    A caller that can send descriptors gives ``attached``. Large buffers are then in a file (buffers.py) that is
+    appended to it, and that has to go with the frame.
+    """
+    large: list[memoryview] = []
+
+    def stays_in_frame(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if attached is None or raw.nbytes < _ATTACHED:
+            return True
+        large.append(raw)
+        return False
+
+    body = pickle.dumps(message, protocol=5, buffer_callback=stays_in_frame)
+    if attached is not None and large:
+        attached.append(buffers.write(large))
+    sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in large)
+    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large)), sizes, body))
 
 
 class Decoder:
-    """Turns the bytes of a stream socket back into messages, however they were cut."""
+    """Turns the bytes of a stream socket back into messages, however they were cut. Descriptors that came with them
+    are put into ``attached`` before the bytes are fed."""
 
     def __init__(self) -> None:
+        self.attached: deque[int] = deque()
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield the messages that ``data`` completes."""
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            end = _LENGTH.size + length
+        while len(self._buffer) >= _HEAD.size:
+            length, count = _HEAD.unpack_from(self._buffer)
+            end = _HEAD.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+            body = bytes(memoryview(self._buffer)[_HEAD.size : end])
             del self._buffer[:end]
-            yield pickle.loads(body)
+            yield self._load(body, count) if count else pickle.loads(body)
+
+    def close(self) -> None:
+        """Nothing more will be fed."""
+        while self.attached:
+            os.close(self.attached.popleft())
+
+    def _load(self, body: bytes, count: int) -> Any:
+        sizes = [size for (size,) in _SIZE.iter_unpack(body[: count * _SIZE.size])]
+        fd = self.attached.popleft()
+        try:
+            large = buffers.read(fd, sizes)
+        finally:
+            os.close(fd)
+        return pickle.loads(memoryview(body)[count * _SIZE.size :], buffers=large)

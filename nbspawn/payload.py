@@ -1,30 +1,27 @@
 """What a cell uses, packed once for all ranks; and what a rank's last expression was, on its way back.
 
-``pack`` writes one anonymous file in memory (a memfd): the pickle stream, and behind it every large buffer as it is.
+``pack`` writes one anonymous file in memory (buffers.py): the pickle stream, and behind it every large buffer as it is.
 Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one writes
 stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the person moved to
-shared memory stays shared. How objects are pickled is told in pickler.py, and what is said of one that cannot be in
-culprit.py.
+shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
+(messages.py). How objects are pickled is told in pickler.py, and what is said of one that cannot be in culprit.py.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pickle
-import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from nbspawn import buffers
 from nbspawn.culprit import Unpackable, culprit, one_line, trial
 from nbspawn.pickler import Pickler, loads, new_classes_are_the_kernels, track_classes
 
-__all__ = ["Header", "Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "track_classes"]
+__all__ = ["Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "track_classes"]
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernels load
 REPR_LIMIT = 2000  # characters
 _NONE = pickle.dumps(None)
 
@@ -32,28 +29,18 @@ _NONE = pickle.dumps(None)
 # ---------------------------------------------------------------- to the ranks
 
 
-class Header(NamedTuple):
-    """Where things lie in the file, in bytes: the pickle stream is the first ``head``; buffers are (start, length)."""
-
-    size: int
-    head: int
-    offsets: tuple[tuple[int, int], ...]
-
-
 class Packed:
     """An object packed for any number of ranks; a context manager that closes ``fd``.
 
-    Send ``describe()`` in a message, ``fd`` as descriptors travel, and ``beside`` as an argument of the process. Keep
-    it open until every rank has it; what lies beside must live as long as the ranks use it.
+    Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fd`` as descriptors travel,
+    and ``beside`` as an argument of the process. Keep it open until every rank has it; what lies beside must live as
+    long as the ranks use it.
     """
 
-    def __init__(self, fd: int, header: Header, beside: tuple[object, ...]) -> None:
+    def __init__(self, fd: int, sizes: tuple[int, ...], beside: tuple[object, ...]) -> None:
         self.fd = fd
-        self.size, self.head, self.offsets = header
+        self.sizes = sizes
         self.beside = beside
-
-    def describe(self) -> Header:
-        return Header(self.size, self.head, self.offsets)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -102,16 +89,15 @@ def pack_variables(
     return pack(rest, namespace, "what the cell uses")
 
 
-def load(fd: int, header: Header, beside: Sequence[object] = (), namespace: dict[str, Any] | None = None) -> Any:
+def load(fd: int, sizes: Sequence[int], beside: Sequence[object] = (), namespace: dict[str, Any] | None = None) -> Any:
     """In the rank: the object that was packed. Functions of the notebook get ``namespace`` as their globals.
 
     The mapping lives as long as something uses it; ``fd`` may be closed at once. Raises what unpickling raises:
     ``ModuleNotFoundError``, for one, where the rank cannot import what the notebook did.
     """
-    mapped = memoryview(mmap.mmap(fd, header.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-    buffers = [mapped[start : start + length] for start, length in header.offsets]
+    stream, *large = buffers.read(fd, sizes)
     with new_classes_are_the_kernels():
-        return loads(mapped[: header.head], buffers, beside, namespace)
+        return loads(stream, large, beside, namespace)
 
 
 def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, memoryview]:
@@ -122,35 +108,8 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
 
 
 def _in_a_file(pickler: Pickler, head: memoryview) -> Packed:
-    end = head.nbytes
-    offsets = []
-    for buffer in pickler.buffers:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + buffer.nbytes
-        offsets.append((start, buffer.nbytes))
-    packed = Packed(_anonymous_file(), Header(end, head.nbytes, tuple(offsets)), tuple(pickler.beside))
-    try:
-        os.ftruncate(packed.fd, packed.size)
-        _write(packed.fd, head, 0)
-        for (start, _), buffer in zip(offsets, pickler.buffers, strict=True):
-            _write(packed.fd, buffer, start)
-    except BaseException:
-        packed.close()
-        raise
-    return packed
-
-
-def _anonymous_file() -> int:
-    if sys.platform == "linux":
-        return os.memfd_create("nbspawn", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="nbspawn-") as file:  # has no name from the start
-        return os.dup(file.fileno())
-
-
-def _write(fd: int, buffer: memoryview, start: int) -> None:
-    while buffer.nbytes:  # Linux writes at most 2 GiB at a call
-        written = os.pwrite(fd, buffer, start)
-        buffer, start = buffer[written:], start + written
+    parts = [head, *pickler.buffers]
+    return Packed(buffers.write(parts), tuple(part.nbytes for part in parts), tuple(pickler.beside))
 
 
 # ---------------------------------------------------------------- and back
@@ -158,13 +117,17 @@ def _write(fd: int, buffer: memoryview, start: int) -> None:
 
 @dataclass
 class Value:
-    """A rank's result on its way to the kernel: the object by value, or its repr and the reason why it had to stay."""
+    """A rank's result on its way to the kernel: the object by value, or its repr and the reason why it had to stay.
 
-    data: bytes = b""
-    buffers: list[bytearray] = field(default_factory=list, repr=False)
+    In the rank the buffers are the object's own memory, until the value has been pickled into a message.
+    """
+
+    data: bytes | memoryview = b""
+    buffers: Sequence[bytearray | memoryview] = field(default=(), repr=False)
     repr: str = ""
     reason: str = ""
     _loaded: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    _memory: Pickler | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, obj: object) -> Value:
@@ -177,7 +140,7 @@ class Value:
             pickler.dump(obj, stream)
         except Exception as error:
             return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
-        return cls(stream.getvalue(), [bytearray(buffer) for buffer in pickler.buffers])
+        return cls(stream.getbuffer(), pickler.buffers, _memory=pickler)
 
     def get(self) -> Any:
         """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""
@@ -188,6 +151,7 @@ class Value:
                 self._loaded.append(loads(self.data, self.buffers))
             except Exception as error:
                 raise Unpackable("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
+            self.data, self.buffers = b"", ()
         return self._loaded[0]
 
     def text(self) -> str:
@@ -197,8 +161,11 @@ class Value:
         except Unpackable as error:
             return self.repr or str(error)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": []}
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[Value], tuple[object, ...]]:
+        if self._loaded:  # its memory is the object's now
+            return Value.of(self._loaded[0]).__reduce_ex__(protocol)
+        how: type = pickle.PickleBuffer if protocol >= 5 else bytearray
+        return Value, (how(self.data), [how(buffer) for buffer in self.buffers], self.repr, self.reason)
 
 
 def _shown(obj: object) -> str:

@@ -15,6 +15,7 @@ This is cloudpickle with four differences:
 from __future__ import annotations
 
 import ctypes
+import gc
 import pickle
 import sys
 import threading
@@ -212,9 +213,13 @@ def loads(
     before = dict(_current.__dict__)
     _current.beside = beside
     _current.namespace = {"__name__": "__main__"} if namespace is None else namespace
+    collecting = gc.isenabled()
+    gc.disable()  # it would look through a million new objects again and again: three quarters of the time
     try:
         return pickle.loads(stream, buffers=buffers)
     finally:
+        if collecting:
+            gc.enable()
         _current.__dict__.clear()
         _current.__dict__.update(before)
 

@@ -58,6 +58,7 @@ class Pool:
         self._context: LocalContext | None = None
         self._how = ("", "")
         self._used = False
+        self._packed = 0.0
         self._cut = False
         self.ended = ""
         """Why there are no ranks any more; '' if there are, or never were any, as far as is known."""
@@ -187,7 +188,8 @@ class Pool:
         how = ("kept ranks", "") if self._used else self._how
         run = Run.new(self.nprocs, *how, logs, started, context.cell, job.source, job.names)
         if self.options.keep:
-            run = replace(run.of_kept(asked if self._used else None), mark=terms.mark)
+            run = run.of_kept(asked if self._used else None)
+        run = replace(run, mark=terms.mark, packed=self._packed)
         self._used = True
         watch = Watch(terms, context, interrupted)
         with ExitStack() as undo:
@@ -209,7 +211,7 @@ class Pool:
     def _start(self, job: Job) -> Callable[[], None]:
         choice, packed = settle(job, self.options.start_method)
         self._how = (choice.title, choice.why)
-        self.since = time.monotonic()
+        self.since = self._packed = time.monotonic()
         self._context = start(job, self.nprocs, choice, packed, self.options)
         if self.options.keep:
             self._context.serve()
@@ -224,6 +226,7 @@ class Pool:
             raise StartError("queues, locks and shared tensors can be given to ranks only when they are started")
         parcel = Parcel(f"/proc/{os.getpid()}/fd/{packed.fd}", command.job) if packed is not None else _UNCHANGED
         command = replace(command, job=parcel)
+        self._packed = time.monotonic()
         self._living().command({rank: self._news(rank, command) for rank in asked})
         return packed.close if packed is not None else _no_more
 

@@ -33,6 +33,7 @@ from nbspawn.messages import (
     Stopped,
     Stopping,
 )
+from nbspawn.phases import Moments, phases
 
 State = Literal[
     "starting",
@@ -71,6 +72,7 @@ class RankStatus:
     longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
     the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
     device); None until there are two readings, or one. ``debug_port`` is where a debugger can attach to it.
+    ``moments`` are those at which a phase of the run was over for it.
     """
 
     rank: int
@@ -92,6 +94,7 @@ class RankStatus:
     memory: int | None = None
     device_memory: int = -1
     debug_port: int | None = None
+    moments: Moments = Moments()
 
     def spot(self, cell: str | None) -> Frame | None:
         """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
@@ -106,7 +109,8 @@ class Run:
     """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
     ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
     calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
-    been there before it (not ``fresh``). ``mark`` is to stand above all."""
+    been there before it (not ``fresh``). ``mark`` is to stand above all. ``packed`` is when all was
+    there that the ranks need to start."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -121,6 +125,7 @@ class Run:
     kept: bool = False
     fresh: bool = True
     mark: str = ""
+    packed: float = 0.0
 
     @staticmethod
     def new(
@@ -162,6 +167,11 @@ class Run:
         """Have ranks that were there before run it to a good end? Then what they print and their values say it all."""
         well = all(rank.state in ("done", "idle") and not rank.stop for rank in self.ranks)
         return well and not self.fresh and not self.notes
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """How long the parts of the run took, in seconds (phases.py)."""
+        return phases(self.started, self.packed, [rank.moments for rank in self.ranks])
 
     @property
     def counts(self) -> dict[State, int]:
@@ -222,7 +232,7 @@ def ranges(ranks: Iterable[int]) -> str:
 def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
     match event:
         case Started() if rank.ended is None:
-            return RankStatus(rank.rank, event.time, event.pid, "running")
+            return RankStatus(rank.rank, event.time, event.pid, "running", moments=Moments(event.time))
         case Sampled() if rank.state in ("running", "waiting"):
             return _sampled(rank, event)
         case Measured():
@@ -244,7 +254,9 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             # A rank with an outcome is only hurried out: what it has done stays true.
             return rank if rank.state in FINAL else replace(rank, state="stopping", since=event.time, detail=why)
         case Returned():
-            return replace(rank, state="done", since=event.time, detail="", result=event.value.text())
+            moments = rank.moments._replace(ready=event.ready, run=event.time, heard=now)
+            result = event.value.text()
+            return replace(rank, state="done", since=event.time, detail="", result=result, moments=moments)
         case Raised(name="KeyboardInterrupt") if rank.stop:
             return replace(rank, state="interrupted", since=event.time, detail=_where(event))
         case Raised() if event.by_quit:
@@ -309,7 +321,7 @@ def _at(event: Raised) -> str:
 
 
 def _exited(rank: RankStatus, event: Exited) -> RankStatus:
-    rank = replace(rank, ended=event.time)
+    rank = replace(rank, ended=event.time, moments=rank.moments._replace(gone=event.time))
     if rank.state == "done" and event.code and not rank.stop:
         # Its value is safe, yet a crash on the way out (a destructor, an atexit hook) should not be hidden.
         return replace(rank, detail=f"{_code(event.code)} after it had returned")

@@ -44,6 +44,8 @@ class Terms:
     view: View | None = None
     mark: str = ""
     """To stand above all."""
+    profile: bool = False
+    """Tell how long the phases of the run took."""
     explain: Callable[[BaseException], None] | None = None
     """Completes an error with what the person can do."""
 
@@ -90,6 +92,9 @@ class Watch:
         """See the run to its end, then to what has to be done ``afterwards``; the results, or the one error."""
         try:
             run = afterwards(self.until_over(run))
+            if self._terms.profile:
+                told = " · ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items())
+                run = replace(run, notes=(*run.notes, f"Time: {told}"))
         finally:
             self.cut = self._view.close(run)
         return self.conclude(run)

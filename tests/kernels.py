@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import psutil
 import pytest
@@ -176,6 +177,7 @@ class Cell:
         self._idle = False
         self._replied = False
         self._sent_at = time.monotonic()
+        kernel.cells[message] = self
 
     @property
     def over(self) -> bool:
@@ -228,7 +230,8 @@ class Cell:
             assert time.monotonic() < end, f"waited {timeout} s in vain: {what}\n{self.reply}"
             assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
             for channel, message in self._kernel.messages():
-                self.take(channel, message)
+                # Cells that were sent later may answer while this one is waited for.
+                self._kernel.cells.get(message["parent_header"].get("msg_id"), self).take(channel, message)
 
 
 once = pytest.mark.parametrize("method", ["forkserver"])
@@ -248,6 +251,7 @@ class Kernel:
         self.folder = folder
         self.displays: dict[str, dict[str, Any]] = {}
         """All that can be updated, by display id."""
+        self.cells: WeakValueDictionary[str, Cell] = WeakValueDictionary()
         self._terminal = open(folder / "terminal.txt", "ab+")
         self._env = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **env}
 

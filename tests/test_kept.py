@@ -126,6 +126,12 @@ def test_a_rank_that_dies_ends_the_session(kept: Kernel, when: str) -> None:
 
 
 @once
+def test_profile_of_a_kept_cell(kept: Kernel) -> None:
+    table = ok(kept.execute("%%ranks --profile\nrank;")).table["text/plain"]
+    assert "run " in table and "start " not in table and "teardown" not in table
+
+
+@once
 def test_what_ends_at_once_shows_no_table(kept: Kernel) -> None:
     assert [output["type"] for output in ok(kept.execute("%%ranks\nstate")).outputs] == ["execute_result"]
     assert ok(kept.execute("%%ranks\nstate;")).outputs == []

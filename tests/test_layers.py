@@ -11,7 +11,19 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "nbspawn"
 FLOORS: tuple[set[str], ...] = (
-    {"messages", "status", "payload", "pickler", "culprit", "names", "guardian", "stall", "profile"},
+    {
+        "messages",
+        "status",
+        "payload",
+        "pickler",
+        "culprit",
+        "names",
+        "guardian",
+        "stall",
+        "profile",
+        "buffers",
+        "phases",
+    },
     {"rank", "render"},
     {"errors", "results", "engine"},
     {"views", "watch", "background", "pool", "session", "turns", "api"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import IPython
@@ -478,6 +479,15 @@ def test_stop_at_a_prompt(kernel: Kernel, method: str) -> None:
     kernel.interrupt()
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt"
+
+
+def test_profile_tells_where_the_time_went(kernel: Kernel, method: str) -> None:
+    reply = ok(kernel.execute(f"%%spawn 2 -m {method} -b gloo --profile\nimport time\ntime.sleep(0.3)\nrank"))
+    told = re.search(r"^Time: (.*)$", reply.table["text/plain"], re.MULTILINE)
+    assert told and told[1] in reply.table["text/html"]
+    parts = dict(part.split(" ", 1) for part in told[1].split(" · "))
+    assert list(parts) == ["payload", "start", "rendezvous", "run", "results", "teardown"]
+    assert 300 <= int(parts["run"].removesuffix(" ms")) < 600
 
 
 # ---------------------------------------------------------------- the kernel goes on

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from nbspawn.payload import Header, Packed, Unpackable, Value, load, pack, pack_variables, track_classes
+from nbspawn.payload import Packed, Unpackable, Value, load, pack, pack_variables, track_classes
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -46,9 +46,9 @@ def detach(dup: Any) -> int:
     return int(dup.detach())
 
 
-def rank_main(fd: int, header: Header, beside: tuple[object, ...], check: Check, answer: Any) -> None:
+def rank_main(fd: int, sizes: tuple[int, ...], beside: tuple[object, ...], check: Check, answer: Any) -> None:
     namespace = {"__name__": "__main__", "rank": 0}
-    obj = load(fd, header, beside, namespace)
+    obj = load(fd, sizes, beside, namespace)
     os.close(fd)
     answer.send(Value.of(check(obj, namespace)))
 
@@ -56,7 +56,7 @@ def rank_main(fd: int, header: Header, beside: tuple[object, ...], check: Check,
 def ask_rank(packed: Packed, check: Check, context: Any = forkserver) -> Any:
     """What ``check`` says of the loaded object in a new process."""
     receiver, sender = context.Pipe(duplex=False)
-    args = (Fd(packed.fd), packed.describe(), packed.beside, check, sender)
+    args = (Fd(packed.fd), packed.sizes, packed.beside, check, sender)
     process = context.Process(target=rank_main, args=args, daemon=True)
     process.start()
     sender.close()
@@ -163,22 +163,21 @@ def test_tensors_and_arrays_travel_and_stay_the_ranks_own(context: Any) -> None:
     with pack(sent) as packed:
         assert ask_rank(packed, poke, context) == []
         assert sent["base"][100] == 100 and sent["array"][0] == 0  # the notebook's are untouched ...
-        for back in (ask_rank(packed, whole, context), load(packed.fd, packed.describe())):
+        for back in (ask_rank(packed, whole, context), load(packed.fd, packed.sizes)):
             wrong = [name for name in sent if not same(sent[name], back[name])]
             assert wrong == []  # ... and so are those of other ranks
 
 
 def test_large_buffers_are_out_of_band_and_small_ones_are_not() -> None:
     with pack([torch.zeros(100_000), torch.zeros(10)]) as packed:
-        assert [length for _, length in packed.offsets] == [400_000]
-        assert packed.head < 2_000
-        assert all(start % 64 == 0 for start, _ in packed.offsets)
+        stream, *large = packed.sizes
+        assert large == [400_000] and stream < 2_000
 
 
 def test_views_travel_once() -> None:
     base = torch.zeros(1000, 1000)
     with pack([base, *base.unbind()]) as packed:
-        assert packed.size < 1.2 * base.nbytes
+        assert sum(packed.sizes) < 1.2 * base.nbytes
 
 
 def double(obj: Any, namespace: dict[str, Any]) -> bool:
@@ -296,14 +295,14 @@ def test_functions_live_in_the_ranks_namespace() -> None:
     )
     with pack(space["train"], space) as packed:
         assert ask_rank(packed, rebind) == [True, 1, 10, 50, 0, False, "__main__"]
-        assert load(packed.fd, packed.describe())() == 10  # with no namespace: one of its own
+        assert load(packed.fd, packed.sizes)() == 10  # with no namespace: one of its own
 
 
 def test_methods_live_in_the_ranks_namespace_too() -> None:
     space = notebook("class C:\n    def get(self): return x\nx = 1\nc = C()")
     rank: dict[str, Any] = {}
     with pack(space["c"], space) as packed:
-        c = load(packed.fd, packed.describe(), (), rank)
+        c = load(packed.fd, packed.sizes, (), rank)
     assert c.get() == 1
     assert type(c).get.__globals__ is rank
 
@@ -316,7 +315,7 @@ def test_a_function_with_a_magic_gets_the_ranks_own_shell() -> None:
     shell.user_ns = {}
     space = notebook("def f(): return get_ipython", get_ipython=shell.get_ipython)
     with pack(space["f"], space) as packed:
-        assert load(packed.fd, packed.describe(), (), {})() is get_ipython
+        assert load(packed.fd, packed.sizes, (), {})() is get_ipython
 
 
 # ---------------------------------------------------------------- what cannot travel
@@ -418,7 +417,7 @@ def test_several_culprits_are_all_named() -> None:
 
 def test_optional_variables_stay_behind_without_a_word() -> None:
     with pack_variables({"x": 1, "lock": threading.Lock(), "y": 2}, optional={"lock", "y"}) as packed:
-        assert load(packed.fd, packed.describe()) == {"x": 1, "y": 2}
+        assert load(packed.fd, packed.sizes) == {"x": 1, "y": 2}
 
 
 def test_the_search_for_the_culprit_is_bounded() -> None:
@@ -554,7 +553,7 @@ def test_no_descriptor_is_left() -> None:
     before = open_fds()
     for _ in range(3):
         with pack(numpy.zeros(100_000)) as packed:
-            loaded = load(packed.fd, packed.describe())
+            loaded = load(packed.fd, packed.sizes)
         packed.close()  # twice does no harm
         assert loaded.sum() == 0  # what was loaded outlives the file's descriptor
         del loaded

@@ -12,6 +12,8 @@ from nbspawn.engine import inherited
 from nbspawn.messages import Command, Decoder, Event, encode
 
 _CHUNK = 1 << 20
+_AT_ONCE = 4  # descriptors; a message has one at most, and the system ends a read at the bytes that the next came with
+_CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Hub:
@@ -100,11 +102,12 @@ class _Connection:
     def read(self) -> None:
         while self._open:
             try:
-                data = self._socket.recv(_CHUNK)
+                data, attached, *_ = socket.recv_fds(self._socket, _CHUNK, _AT_ONCE, _CLOSED_ON_EXEC)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                data = b""
+                data, attached = b"", []
+            self._decoder.attached.extend(attached)
             if not data:
                 self.close()
                 return
@@ -132,5 +135,6 @@ class _Connection:
     def close(self) -> None:
         if self._open:
             self._open = False
+            self._decoder.close()
             self._selector.unregister(self._socket)
             inherited.close(self._socket.detach())

@@ -22,7 +22,8 @@ class LocalContext(LocalRanks):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(self.files.log(rank)), budget=sys.maxsize)
+        files = self.files  # not self: in a cycle, the ranks' values would wait for the garbage collector
+        self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """torch's ``ProcessContext.join``: True if all ranks have ended well, False if ``timeout`` seconds were not

@@ -86,7 +86,7 @@ class FunctionJob:
     def pack(self) -> tuple[payload.Packed, RunFunction]:
         """Everything by value that the function uses of ``__main__``."""
         packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]))
-        return packed, replace(self.command, job=packed.describe())
+        return packed, replace(self.command, job=packed.sizes)
 
     @property
     def command(self) -> RunFunction:
@@ -139,7 +139,7 @@ class CellJob:
         """The variables, and what they use in their turn."""
         optional = self.optional - self.required
         packed = payload.pack_variables(self.variables, optional=optional, namespace=self.namespace)
-        return packed, replace(self.command, job=packed.describe())
+        return packed, replace(self.command, job=packed.sizes)
 
     def inherited(self) -> tuple[Any, RunCell]:
         """Under fork a rank has the notebook's variables already."""

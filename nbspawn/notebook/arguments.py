@@ -152,6 +152,7 @@ def _add_seen(add: Callable[..., Any]) -> None:
     add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
     add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
+    add("--profile", action="store_true", help="tell how long the start, the run and the end took, after the run")
     add("-h", "--help", action="store_true", help="show this and run nothing")
 
 

@@ -107,6 +107,7 @@ class SpawnMagics(Magics):
             GRACE_PERIOD if given.grace_period is None else given.grace_period,
             make(shell, given.view, given.lines),
             _AUTO if getattr(given, "auto", False) else "",
+            given.profile,
             partial(cells.explain, shell, kept=asked is not None),
         )
         if given.background:

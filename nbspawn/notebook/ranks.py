@@ -26,7 +26,7 @@ def name_for(sessions: Sessions, given: Any) -> str:
     if (given.keep or given.background) and name in sessions and sessions[name].alive:
         if given.keep or given.name:
             raise UsageError(
-                f"ranks {f'of the name {name!r}' if name else 'that are kept'} live already: `%ranks stop{_at(name)}` "
+                f"{f'ranks of the name {name!r}' if name else 'kept ranks'} live already: `%ranks stop{_at(name)}` "
                 "ends them, or start others under a --name of their own"
             )
     if given.background and not given.keep and not name:

@@ -59,12 +59,17 @@ class Channel:
 
     def send(self, event: Event) -> None:
         """Send one event. A kernel that has gone is no error: the lifeline ends this process anyway."""
-        frame = encode(event)
+        attached: list[int] = []
+        frame = encode(event, attached)
         with self._whole_frame():
             try:
-                self._socket.sendall(frame)
+                sent = socket.send_fds(self._socket, [frame], attached) if attached else 0
+                self._socket.sendall(frame[sent:])
             except (BrokenPipeError, ConnectionResetError):
                 pass
+            finally:
+                for fd in attached:
+                    os.close(fd)
 
     def offer(self, event: Event) -> bool:
         """Send an event that may be late or left out, from a thread of its own. False if somebody else is sending, or

@@ -27,33 +27,33 @@ def set_environment(info: RankInfo) -> None:
 
 
 def serve_own_rendezvous(info: RankInfo) -> None:
-    """Let code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meet there, as under ``mp.spawn``; and
-    let ranks make a group again that they have destroyed.
+    """Have ``init_process_group()`` meet at a file, as the group of ``--backend`` does: a TCPStore's client asks DNS
+    for the name of 127.0.0.1, which takes 5 s where no answer comes. Each group has a file of its own; in the store of
+    one that has been destroyed ranks would find old addresses, and wait there for ever.
 
-    With TORCHELASTIC_USE_AGENT_STORE set every rank is a client of the kernel's store. Under torchrun the same code
-    hangs, because then nobody serves the port of its own choice; here rank 0 does.
-
-    The kernel's store outlives a group, with the addresses of its members. Ranks that made another one, as kept ranks
-    do, would now and then find an old address, and wait there for ever.
+    Code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meets there, as under ``mp.spawn``. Under
+    torchrun it hangs: with TORCHELASTIC_USE_AGENT_STORE set every rank is a client, and nobody serves that port.
     """
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
         return
-    from torch.distributed import PrefixStore
+    from torch.distributed import FileStore
 
     create = rendezvous._create_c10d_store
     ours = int(os.environ["MASTER_PORT"])
     made: Counter[int] = Counter()
 
-    def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+    def create_store(
+        hostname: str, port: int, rank: int, world_size: int, timeout: datetime.timedelta, *args: Any, **kwargs: Any
+    ) -> Any:
         if port == ours:
-            store = create(hostname, port, *args, **kwargs)
             made[info.regrouped] += 1
-            turn = (info.regrouped, made[info.regrouped])
-            return store if turn == (0, 1) else PrefixStore("{}/{}".format(*turn), store)
+            store = FileStore(f"{info.launch.files.store}-{info.regrouped}-{made[info.regrouped]}", world_size)
+            store.set_timeout(timeout)
+            return store
         agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         try:
-            return create(hostname, port, *args, **kwargs)
+            return create(hostname, port, rank, world_size, timeout, *args, **kwargs)
         finally:
             if agent is not None:
                 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
@@ -72,8 +72,11 @@ def set_threads(info: RankInfo) -> None:
 def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.
 
+    gloo's is destroyed by the end of the process. By itself it waits 20 to 40 ms for its threads, and closes nothing
+    that the system does not; only a spawned rank ends as an interpreter does, and runs the destructors in any case.
+
     The store is a file in the run's private directory: no port, no look-up of the host's name (a TCPStore asks
-    reverse DNS for 127.0.0.1, which can take 5 s).
+    DNS, see ``serve_own_rendezvous``).
     """
     launch = info.launch
     if launch.backend is None:
@@ -83,7 +86,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
 
     _make_group(info, os.fspath(launch.files.store))
     yield
-    if dist.is_initialized():
+    if dist.is_initialized() and (launch.backend != "gloo" or launch.method == "spawn"):
         dist.destroy_process_group()
 
 

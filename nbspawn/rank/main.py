@@ -8,6 +8,7 @@ import time
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from nbspawn import payload
@@ -110,6 +111,12 @@ def _next(info: RankInfo, channel: Channel) -> bool:
 
 
 def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
+    ready = time.monotonic()
+    ended = _ended(info, channel)
+    return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
+
+
+def _ended(info: RankInfo, channel: Channel) -> outcome.Outcome:
     command = info.command
     if isinstance(command, RunCell):
         from nbspawn.rank import shell
@@ -137,7 +144,7 @@ def _job(info: RankInfo) -> Any:
     if isinstance(job, Parcel):
         if not job.path:
             return {}
-        fd, job, beside = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC), job.header, ()
+        fd, job, beside = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC), job.sizes, ()
     elif launch.payload is not None:
         fd = launch.payload.fd
     else:

@@ -16,8 +16,7 @@ Outcome = Returned | Raised | Leaving
 
 def returned(rank: int, value: object) -> Returned:
     """The value travels packed; one that cannot is replaced by its text (payload.Value)."""
-    packed = payload.Value.of(value)
-    return Returned(rank, time.monotonic(), packed, stdio.log_offset())
+    return Returned(rank, time.monotonic(), payload.Value.of(value), stdio.log_offset())
 
 
 def failed(

@@ -51,7 +51,9 @@ def instance() -> InteractiveShell:
         config = Config()
         config.HistoryManager.enabled = False
         config.HistoryManager.hist_file = ":memory:"
+        main = sys.modules["__main__"]
         shell = RankShell.instance(config=config)
+        sys.modules["__main__"] = main  # it has put its own there, and a kept rank has variables already
         shell.display_formatter.active_types = shell.display_formatter.format_types
     return shell
 
