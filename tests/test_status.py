@@ -20,6 +20,7 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
+from nbspawn.phases import Moments
 from nbspawn.status import FINAL, RankStatus, Run, answered, ranges, reduce
 
 
@@ -139,7 +140,7 @@ def test_stopping_shows_and_does_not_undo() -> None:
 
 def test_a_kept_rank_begins_anew() -> None:
     rank = rank0(Started(0, 1, 0.5), Printed(0, ("old",), ""), raised(0, 1.0), Started(0, 1, 2.0))
-    assert rank == RankStatus(0, 2.0, pid=1, state="running")
+    assert rank == RankStatus(0, 2.0, pid=1, state="running", moments=Moments(2.0))
 
 
 def test_any_order_gives_some_state() -> None:

@@ -1,0 +1,575 @@
+"""nbspawn beside its peers: start, data, output, errors, memory, training, growth; each from a cell of a real kernel.
+
+    tests/benchmarks/compare [--tasks start,meet,...] [--rounds N] [--json PATH]
+
+The script ``compare`` makes the peers' environment first; where they are installed already,
+``python tests/benchmarks/compare.py`` does the same.
+
+Each tool has a kernel of its own that has imported torch and the tool, and nothing runs in it but in its turn. In a
+round every tool has one turn (A B C, then B C A, ...), so other load on the machine meets all of them; the first round
+is not counted. Tools that need seconds to start ranks have a turn in the first ``--slow-rounds`` rounds only. Every
+time is the median of its turns, with the least and the greatest; every ratio is the median of the ratios of the rounds
+in which both had a turn, with the quarter and three-quarter points. Ratios of one run are worth comparing, milliseconds
+of two runs are not: the machine is shared.
+
+A time begins when IPython begins with the cell (its ``pre_run_cell`` event, the same for all tools) unless the row says
+otherwise. Moments in ranks are told by a file each (work.py). All clocks are CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from kernel import Kernel, Ran
+from tools import AUTO, FORK, TOOLS, Tool
+
+HERE = Path(__file__).resolve().parent
+RANKS = 4
+PAUSE = 0.1  # seconds between two turns
+
+SETUP = """
+import os, time
+import torch
+
+FOLDER = {folder!r}
+
+def _note_call(info):
+    if not any(name.startswith("called-") for name in os.listdir(FOLDER)):
+        stamp(FOLDER, "called")
+
+get_ipython().events.register("pre_run_cell", _note_call)
+"""
+
+# Silent cells fire no pre_run_cell event.
+SETTLE = """
+if "server" in globals():
+    while not server.warm or server._warming is not None and server._warming.is_alive():
+        time.sleep(0.02)
+"""
+
+Moments = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn left: ``moments`` by name, those of all ranks; ``ran`` is the last cell."""
+
+    first: Ran
+    ran: Ran
+    moments: Moments
+    kernel: Kernel
+
+    @property
+    def called(self) -> float:
+        """When IPython began."""
+        return self.moments["called"][0]
+
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something that is measured with every tool. ``figures`` are the rows' values of one turn."""
+
+    name: str
+    fn: str
+    args: tuple[object, ...]
+    figures: Callable[[Turn], Figures]
+    rounds: int
+    rows: Mapping[str, Row]
+    before: str = ""
+    after: str = ""
+    group: bool = False
+    """Ranks meet; ``port`` is what a tool gets that does not tell them where."""
+    raises: bool = False
+    ranks: int = RANKS
+    tools: tuple[Tool, ...] = TOOLS
+    slow_rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """``floor`` is the tool that ratios are to; ``scale`` makes the unit of seconds or bytes."""
+
+    title: str
+    unit: str = "ms"
+    scale: float = 1000.0
+    floor: str = FORK.name
+    budget: str = ""
+
+
+MB = ("MB", 1e-6)
+
+
+class Name(str):
+    """An argument that is an expression of the notebook."""
+
+    __repr__ = str.__str__
+
+
+def cells(tool: Tool, task: Task, folder: str, port: int) -> list[str]:
+    """What the person types."""
+    given = [port if arg is Port else arg for arg in task.args]
+    args = [folder if tool.literal else Name("FOLDER"), *given]
+    words = " ".join(shlex.quote(repr(arg)) for arg in args)
+    shown = ", ".join(map(repr, args))
+    made = [
+        cell.format(fn=task.fn, args=shown, words=words, n=task.ranks, here=HERE) if "{" in cell else cell
+        for cell in tool.cells
+    ]
+    if task.group and tool.needs == "nbspawn":
+        made = [cell.replace(" -o VALUES", " -b gloo -o VALUES", 1) for cell in made]
+    return made
+
+
+class Port:
+    """Stands for a free port, or 0 where the tool makes the group or sets the environment."""
+
+
+def free_port() -> int:
+    """Of the loopback; nobody else is likely to take it meanwhile."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
+    """One turn: its rows' values."""
+    kernel.run(f"{SETTLE}\n{task.before}", silent=True)
+    time.sleep(PAUSE)
+    typed = cells(tool, task, folder, 0 if tool.own_group else free_port())
+    try:
+        ran = [kernel.try_(cell, look_for="ValueError") for cell in typed]
+        if any(one.error for one in ran) and not task.raises:
+            told = "\n".join(one.text[-3000:] for one in ran)
+            raise RuntimeError(f"{tool.name}, {task.name}: {ran[-1].error}\n{told}")
+        values = tool.values if task.name.startswith("give") else ""
+        if values:  # in the cell's time: a value that is not read may not be there yet
+            ran.append(kernel.run(f"READ = [touched(one) for one in {values}]"))
+        moments: Moments = {}
+        for path in Path(folder).glob("*-*"):
+            moments.setdefault(path.name.rpartition("-")[0], []).append(float(path.read_text()))
+        try:
+            return task.figures(Turn(ran[0], ran[-1], moments, kernel))
+        except KeyError as absent:
+            told = "\n".join(one.text[-3000:] for one in ran)
+            raise RuntimeError(f"{tool.name}, {task.name}: no rank told {absent}\n{told}") from None
+    finally:
+        for path in Path(folder).iterdir():
+            path.unlink()
+        kernel.run(f"{tool.after if tool.slow else ''}\n{task.after}", silent=True)
+
+
+# ---------------------------------------------------------------- the tasks
+
+
+def _start(turn: Turn) -> Figures:
+    return {"first": max(turn.moments["first"]) - turn.called, "whole": turn.ran.replied - turn.first.sent}
+
+
+def _meet(turn: Turn) -> Figures:
+    return {"ready": max(turn.moments["ready"]) - turn.called}
+
+
+def _live(turn: Turn) -> Figures:
+    return {"ranks": sum(turn.moments["pss"]) / RANKS, "kernel": _pss(turn.kernel.pid)}
+
+
+def _have(turn: Turn) -> Figures:
+    return {"have": max(turn.moments["have"]) - turn.called, "pss": sum(turn.moments.get("pss", [0.0]))}
+
+
+def _give(turn: Turn) -> Figures:
+    return {"given": turn.ran.replied - max(turn.moments["made"])}
+
+
+def _flood(turn: Turn) -> Figures:
+    moments = turn.moments
+    return {
+        "printed": max(moments["printed"]) - min(moments["first"]),
+        "whole": turn.ran.replied - min(moments["first"]),
+        "notebook": turn.ran.output,
+        "kernel": psutil.Process(turn.kernel.pid).memory_info().rss,
+    }
+
+
+def _fail(turn: Turn) -> Figures:
+    raised = min(turn.moments["raised"])
+    found = {"ended": turn.ran.replied - raised}
+    return {**found, "visible": turn.ran.visible - raised} if turn.ran.visible else found
+
+
+def _train(turn: Turn) -> Figures:
+    return {
+        "seconds": statistics.mean(turn.moments["seconds"]),
+        "processor": statistics.mean(turn.moments["processor"]),
+    }
+
+
+def _pss(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+MEMCPY = Tool("one memcpy of it", ("copy = {data}; stamp(FOLDER, 'have')",))
+FILE = Tool("bare torch, fork; a flushed file", tuple(cell.replace("{fn}", "write") for cell in FORK.cells), FORK.setup)
+
+DATA = {  # expressions: what is sent, and one copy of its memory
+    "1 MB numpy": ("numpy.ones(131_072)", "DATA.copy()"),
+    "400 MB numpy": ("numpy.ones(50_000_000)", "DATA.copy()"),
+    "400 MB tensor": ("torch.ones(100_000_000)", "DATA.clone()"),
+    "model, 200 MB": (
+        "torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(512, 8, 2048) for _ in range(16)])",
+        "[parameter.detach().clone() for parameter in DATA.parameters()]",
+    ),
+    "1,000,000 small objects": (
+        "[(str(number), number, {'x': number}) for number in range(1_000_000)]",
+        "pickle.loads(cloudpickle.dumps(DATA))",
+    ),
+    "2 GB tensor": ("torch.ones(500_000_000)", "DATA.clone()"),
+}
+
+
+def _data_tasks() -> Iterator[Task]:
+    for title, (made, copied) in DATA.items():
+        objects = "objects" in title
+        floor = replace(
+            MEMCPY,
+            cells=(MEMCPY.cells[0].replace("{data}", copied),),
+            name="cloudpickle, there and back" if objects else MEMCPY.name,
+        )
+        rows = {
+            "have": Row(
+                f"closure of {title}: all ranks have read it",
+                floor=floor.name,
+                budget="" if title[0] == "1" else "3 x",
+            ),
+            "pss": Row(f"closure of {title}: memory of all ranks (PSS)", *MB, floor=floor.name),
+        }
+        yield Task(
+            f"have {title}",
+            "have",
+            (RANKS, Name("DATA")),
+            _have,
+            7 if title[0] == "1" and "MB" in title else 5,
+            rows,
+            before=f"import numpy, pickle, cloudpickle\nDATA = {made}",
+            after="DATA = copy = VALUES = ASKED = there = None",
+            tools=(floor, *TOOLS),
+            slow_rounds=1,
+        )
+
+
+def tasks() -> list[Task]:
+    """In the order of the table."""
+    return [
+        Task(
+            "start",
+            "start",
+            (),
+            _start,
+            20,
+            {
+                "first": Row("start: the last rank's first statement", budget="2 x, and 1/30 of spawn"),
+                "whole": Row("start: the whole cell", budget="100 ms, less than accelerate"),
+            },
+            tools=(
+                *TOOLS,
+                variant(AUTO, "nbspawn -m fork", "-m fork"),
+                variant(AUTO, "nbspawn --view quiet", "--view quiet"),
+            ),
+            slow_rounds=2,
+        ),
+        Task(
+            "meet",
+            "meet",
+            (RANKS, Port),
+            _meet,
+            10,
+            {"ready": Row("process group: the last rank's first all_reduce is done")},
+            group=True,
+            slow_rounds=1,
+        ),
+        Task(
+            "live",
+            "live",
+            (RANKS,),
+            _live,
+            3,
+            {
+                "ranks": Row("memory: a rank that has done nothing (PSS)", *MB),
+                "kernel": Row("memory: the kernel (PSS)", *MB),
+            },
+            slow_rounds=1,
+        ),
+        *_data_tasks(),
+        Task(
+            "give",
+            "give",
+            (100_000_000,),
+            _give,
+            4,
+            {
+                "given": Row(
+                    "results: 400 MB from each rank, until all have been read in the kernel", floor="one memcpy of all"
+                )
+            },
+            tools=(
+                replace(
+                    MEMCPY,
+                    name="one memcpy of all",
+                    cells=(
+                        "stamp(FOLDER, 'made'); copy = [DATA.clone() for _ in range(4)]\nREAD = [touched(one) for one in copy]",
+                    ),
+                ),
+                *TOOLS,
+            ),
+            before="DATA = torch.ones(100_000_000)",
+            after="DATA = copy = VALUES = ASKED = READ = None",
+            slow_rounds=1,
+        ),
+        Task(
+            "flood",
+            "flood",
+            (20_000,),
+            _flood,
+            5,
+            {
+                "printed": Row("flood of 4 x 20,000 lines: the last rank has printed", floor=FILE.name, budget="1.3 x"),
+                "whole": Row("flood: the cell has ended", floor=FILE.name),
+                "notebook": Row("flood: what the notebook gets", "kB", 1e-3, floor=FILE.name, budget="200 kB"),
+                "kernel": Row("flood: resident memory of the kernel afterwards", *MB, floor=FILE.name),
+            },
+            # A forked rank prints through the kernel's own thread for output: 2 ms a line.
+            tools=(FILE, *(replace(tool, slow=tool is not AUTO) for tool in TOOLS)),
+            slow_rounds=1,
+        ),
+        Task(
+            "fail",
+            "fail",
+            (),
+            _fail,
+            5,
+            {
+                "visible": Row("error of a rank: seen under the cell", budget="200 ms"),
+                "ended": Row("error of a rank: the cell has ended", budget="4 s"),
+            },
+            raises=True,
+            slow_rounds=1,
+        ),
+        *(
+            Task(
+                f"train {what}",
+                "train",
+                (2, Port, steps, together),
+                _train,
+                8,
+                {
+                    "seconds": Row(f"training, {what}: {steps} steps", "s", 1.0, "torchrun", "1.005 x"),
+                    "processor": Row(f"training, {what}: processor time of a rank", "s", 1.0, "torchrun"),
+                },
+                group=True,
+                ranks=2,
+                tools=tuple(
+                    replace(tool, slow=False)
+                    for tool in TOOLS
+                    if tool.name in ("torchrun", "accelerate", FORK.name, AUTO.name)
+                ),
+            )
+            for what, steps, together in (("computing", 600, False), ("small collectives", 500, True))
+        ),
+        *(
+            Task(
+                f"grow {n}",
+                "meet",
+                (n, Port),
+                lambda turn: {**_meet(turn), "whole": turn.ran.replied - turn.first.sent},
+                3,
+                {
+                    "ready": Row(f"{n} ranks: the last one's first all_reduce is done"),
+                    "whole": Row(f"{n} ranks: the whole cell"),
+                },
+                group=True,
+                ranks=n,
+                tools=(FORK, AUTO),
+            )
+            for n in (1, 2, 4, 8, 16, 32, 64)
+        ),
+    ]
+
+
+def variant(tool: Tool, name: str, options: str) -> Tool:
+    """nbspawn with more on the magic's line."""
+    return replace(tool, name=name, cells=tuple(cell.replace(" -o", f" {options} -o", 1) for cell in tool.cells))
+
+
+# ---------------------------------------------------------------- running and telling
+
+
+@dataclass
+class Results:
+    """``figures[row key][tool][round]``; ``missing[task][tool]`` says why."""
+
+    figures: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    missing: dict[str, dict[str, str]] = field(default_factory=dict)
+    hung: set[tuple[str, str]] = field(default_factory=set)
+
+
+class Kernels:
+    """One for each tool, started when it is first needed; tools that share what they need share it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._kernels: dict[str, tuple[Kernel, str]] = {}
+
+    def get(self, tool: Tool) -> tuple[Kernel, str]:
+        """The kernel and the folder of its moments."""
+        key = tool.setup
+        if key not in self._kernels:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench_"))
+            kernel = Kernel(os.fspath(HERE))
+            self._stack.callback(kernel.close)
+            kernel.run((HERE / "work.py").read_text())
+            kernel.run(SETUP.format(folder=folder))
+            kernel.run(tool.setup)
+            self._kernels[key] = kernel, folder
+        return self._kernels[key]
+
+    def end(self, tool: Tool) -> None:
+        """One that hangs."""
+        self._kernels.pop(tool.setup)[0].close()
+
+
+def run(task: Task, kernels: Kernels, results: Results, rounds: int, slow_rounds: int) -> None:
+    """All turns of one task."""
+    missing = results.missing.setdefault(task.name, {})
+    for tool in task.tools:
+        if task.fn in tool.cannot:
+            missing[tool.name] = tool.cannot[task.fn]
+        elif (tool.name, task.fn) in results.hung:
+            missing[tool.name] = "hangs (not tried again)"
+        elif not installed(tool.needs):
+            missing[tool.name] = "not installed"
+    there = [tool for tool in task.tools if tool.name not in missing]
+    failed: Counter[str] = Counter()
+    for number in range(-1, rounds):
+        first = number % len(there)
+        for tool in there[first:] + there[:first]:
+            if tool.name in missing or (tool.slow and (number < 0 or number >= slow_rounds)):
+                continue
+            try:
+                kernel, folder = kernels.get(tool)
+                figures = turn(kernel, tool, task, folder)
+            except (RuntimeError, TimeoutError) as error:
+                print(f"\n{error}", file=sys.stderr)
+                if isinstance(error, TimeoutError):
+                    kernels.end(tool)
+                    results.hung.add((tool.name, task.fn))
+                failed[tool.name] += 1
+                if failed[tool.name] == 2 or isinstance(error, TimeoutError):
+                    missing[tool.name] = f"failed: {str(error).splitlines()[0]}"
+                continue
+            for name, value in figures.items() if number >= 0 else ():
+                results.figures.setdefault(f"{task.name}/{name}", {}).setdefault(tool.name, {})[number] = value
+
+
+def installed(package: str) -> bool:
+    """Here, and so in the kernels."""
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def ratio(mine: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float, float] | None:
+    """Median and the middle half of the rounds' own ratios."""
+    each = sorted(mine[number] / other[number] for number in mine.keys() & other.keys() if other[number])
+    if not each:
+        return None
+    return each[len(each) // 4], statistics.median(each), each[-1 - len(each) // 4]
+
+
+def section(task: Task, key: str, row: Row, results: Results) -> list[str]:
+    """One row of the suite: a line a tool."""
+    found = results.figures.get(f"{task.name}/{key}", {})
+    floor = found.get(row.floor, {})
+    budget = f"; budget {row.budget}" if row.budget else ""
+    lines = [f"{row.title} [{row.unit}; ratio to {row.floor}{budget}]"]
+    for tool in task.tools:
+        values = found.get(tool.name)
+        if not values:
+            why = results.missing[task.name].get(tool.name, "does not show")
+            lines.append(f"  {tool.name:34} {why}")
+            continue
+        shown = sorted(row.scale * value for value in values.values())
+        spread = f"({_number(shown[0])}-{_number(shown[-1])})"
+        line = f"  {tool.name:34} {_number(statistics.median(shown)):>9} {spread:>19} n={len(shown):<3}"
+        of_floor = ratio(values, floor)
+        if of_floor is not None:
+            low, middle, high = of_floor
+            line += f" {middle:>8.3f} x ({low:.3f}-{high:.3f})"
+        lines.append(line)
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def machine() -> str:
+    """What the figures belong to."""
+    names = ("torch", "ipykernel", "accelerate", "torchrunx", "ipyparallel", "nbdistributed", "ray")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names if installed(name))
+    cores = len(os.sched_getaffinity(0))
+    return f"{time.strftime('%Y-%m-%d')}: {cores} cores, Python {platform.python_version()}, {versions}"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    todo = tasks()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", metavar="A,B", default="", help="only tasks whose names begin so")
+    parser.add_argument("--tools", metavar="A,B", default="", help="only tools whose names begin so")
+    parser.add_argument("--rounds", type=float, default=1.0, metavar="X", help="times the usual number of rounds")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write every sample there, in seconds and bytes")
+    given = parser.parse_args()
+    wanted = tuple(given.tasks.split(","))
+    chosen = tuple(given.tools.split(","))
+    results = Results()
+    print(machine(), flush=True)
+    with ExitStack() as stack:
+        kernels = Kernels(stack)
+        for task in todo:
+            if not task.name.startswith(wanted):
+                continue
+            task = replace(task, tools=tuple(tool for tool in task.tools if tool.name.startswith(chosen)))
+            began = time.monotonic()
+            rounds = max(1, round(task.rounds * given.rounds))
+            run(task, kernels, results, rounds, task.slow_rounds or rounds)
+            for key, row in task.rows.items():
+                print("\n" + "\n".join(section(task, key, row, results)), flush=True)
+            print(f"  ({time.monotonic() - began:.0f} s)", file=sys.stderr)
+            if given.json is not None:
+                told = {"machine": machine(), "figures": results.figures, "missing": results.missing}
+                given.json.write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A kernel that benchmarks send cells to, and what they make of the times."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0  # seconds for one cell
+
+
+@dataclass
+class Ran:
+    """One cell as its client saw it: moments are CLOCK_MONOTONIC seconds, which all processes here share."""
+
+    sent: float
+    replied: float
+    value: Any
+    error: str
+    """The error's name, '' if there was none."""
+    text: str
+    """What it printed."""
+    output: int
+    """Bytes of text and displays in the saved notebook: of a display that is updated, the last state."""
+    visible: float
+    """When the first output came that holds the text that was looked for; 0 if none did."""
+
+    @property
+    def seconds(self) -> float:
+        """From the request to the reply."""
+        return self.replied - self.sent
+
+
+class Kernel:
+    """A kernel of this Python that sees this tree, and the modules in ``path``."""
+
+    def __init__(self, path: str) -> None:
+        self._manager = KernelManager()
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self._manager._kernel_spec = KernelSpec(argv=argv, display_name="benchmark", language="python")
+        bin_ = os.path.dirname(sys.executable)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), path]),
+            "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),  # for `!torchrun`
+        }
+        self._manager.start_kernel(env=environment, stderr=subprocess.DEVNULL)
+        self._client: BlockingKernelClient = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._manager.provisioner.pid
+
+    def try_(self, code: str, expression: str = "", silent: bool = False, look_for: str = "") -> Ran:
+        """Run a cell; the value is that of ``expression`` afterwards."""
+        expressions = {"it": f"__import__('json').dumps({expression})"} if expression else {}
+        sent = time.monotonic()
+        ident = self._client.execute(code, silent=silent, store_history=not silent, user_expressions=expressions)
+        ran = Ran(sent, 0.0, None, "", "", 0, 0.0)
+        texts: list[str] = []
+        displays: dict[str, int] = {}
+        reply: dict[str, Any] | None = None
+        idle = False
+        poller = zmq.Poller()
+        for channel in (self._client.shell_channel, self._client.iopub_channel):
+            poller.register(channel.socket, zmq.POLLIN)
+        # Outputs while they come, not when all is over: a kernel may print faster than a queue is long.
+        while reply is None or not idle:
+            if not poller.poll(1000 * PATIENCE):
+                raise TimeoutError(f"no word from the kernel for {PATIENCE:g} s:\n{code}")
+            if self._client.shell_channel.msg_ready():
+                reply = self._client.get_shell_msg(timeout=PATIENCE)
+                ran.replied = time.monotonic()
+            while self._client.iopub_channel.msg_ready():
+                message = self._client.get_iopub_msg(timeout=PATIENCE)
+                if message["parent_header"].get("msg_id") == ident:
+                    idle = _note(message, ran, texts, displays, look_for)
+        ran.output += sum(displays.values())
+        content = reply["content"]
+        ran.text = "".join(texts)
+        if content["status"] != "ok":
+            ran.error = content.get("ename", "aborted")
+            ran.text += "\n".join(content.get("traceback", ()))
+        elif expression:
+            ran.value = json.loads(_unquoted(content["user_expressions"]["it"]))
+        return ran
+
+    def run(self, code: str, expression: str = "", silent: bool = False) -> Ran:
+        """As ``try_``, but raises RuntimeError if the cell fails."""
+        ran = self.try_(code, expression, silent)
+        if ran.error:
+            raise RuntimeError(f"this cell failed:\n{code}\n\n{ran.error}\n{ran.text}")
+        return ran
+
+    def close(self) -> None:
+        """End it."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+def _note(message: dict[str, Any], ran: Ran, texts: list[str], displays: dict[str, int], look_for: str) -> bool:
+    """One output; True when the kernel says that there are no more."""
+    kind, content = message["msg_type"], message["content"]
+    if kind == "status":
+        return bool(content["execution_state"] == "idle")
+    told = [content["text"]] if kind == "stream" else [text for text in content.get("data", {}).values()]
+    told += content.get("traceback", [])
+    shown = content.get("transient", {}).get("display_id", f"{len(displays)} is another")
+    displays[shown] = (0 if kind.endswith("display_data") else displays.get(shown, 0)) + sum(map(len, map(str, told)))
+    if look_for and not ran.visible and any(look_for in str(text) for text in told):
+        ran.visible = time.monotonic()
+    if kind == "stream":
+        texts += told
+    return False
+
+
+def _unquoted(shown: dict[str, Any]) -> str:
+    """The text that a user expression showed as its repr."""
+    if shown["status"] != "ok":
+        raise RuntimeError(f"{shown['ename']}: {shown['evalue']}")
+    text: str = shown["data"]["text/plain"]
+    return text[1:-1]
