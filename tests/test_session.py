@@ -194,7 +194,7 @@ def test_children_of_idle_ranks_end_with_them(nothing_left: None) -> None:
 
 
 def test_commands_are_quick(three: Session) -> None:
-    """No pause of a poll or a timer between a command and its end. (Not a benchmark: that is benchmarks/kept.py.)"""
+    """No pause of a poll or a timer between a command and its end. (Not a benchmark: that is benchmarks/compare.py.)"""
     began = time.monotonic()
     for _ in range(50):
         three.run(ranks.square)

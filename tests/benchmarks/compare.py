@@ -37,7 +37,7 @@ from pathlib import Path
 
 import psutil
 from kernel import Kernel, Ran
-from tools import AUTO, FORK, TOOLS, Tool
+from tools import AUTO, EMPTY, FORK, TOOLS, WARM, Tool
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
@@ -103,6 +103,11 @@ class Task:
     tools: tuple[Tool, ...] = TOOLS
     slow_rounds: int | None = None
 
+    @property
+    def kind(self) -> str:
+        """A tool that hangs in one task of a kind is not given the next."""
+        return f"{self.fn} {self.name.split()[-1]}"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -156,8 +161,10 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
     kernel.run(f"{SETTLE}\n{task.before}", silent=True)
     time.sleep(PAUSE)
     typed = cells(tool, task, folder, 0 if tool.own_group else free_port())
+    hangs = True
     try:
         ran = [kernel.try_(cell, look_for="ValueError") for cell in typed]
+        hangs = False
         if any(one.error for one in ran) and not task.raises:
             told = "\n".join(one.text[-3000:] for one in ran)
             raise RuntimeError(f"{tool.name}, {task.name}: {ran[-1].error}\n{told}")
@@ -175,7 +182,8 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
     finally:
         for path in Path(folder).iterdir():
             path.unlink()
-        kernel.run(f"{tool.after if tool.slow else ''}\n{task.after}", silent=True)
+        if not hangs:
+            kernel.run(f"{tool.after if tool.slow else ''}\n{task.after}", silent=True)
 
 
 # ---------------------------------------------------------------- the tasks
@@ -233,8 +241,8 @@ MEMCPY = Tool("one memcpy of it", ("copy = {data}; stamp(FOLDER, 'have')",))
 FILE = Tool("bare torch, fork; a flushed file", tuple(cell.replace("{fn}", "write") for cell in FORK.cells), FORK.setup)
 
 DATA = {  # expressions: what is sent, and one copy of its memory
-    "1 MB numpy": ("numpy.ones(131_072)", "DATA.copy()"),
-    "400 MB numpy": ("numpy.ones(50_000_000)", "DATA.copy()"),
+    "1 MB numpy": ("numpy.ones(131_072)", "torch.from_numpy(DATA).clone()"),
+    "400 MB numpy": ("numpy.ones(50_000_000)", "torch.from_numpy(DATA).clone()"),
     "400 MB tensor": ("torch.ones(100_000_000)", "DATA.clone()"),
     "model, 200 MB": (
         "torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(512, 8, 2048) for _ in range(16)])",
@@ -245,6 +253,14 @@ DATA = {  # expressions: what is sent, and one copy of its memory
         "pickle.loads(cloudpickle.dumps(DATA))",
     ),
     "2 GB tensor": ("torch.ones(500_000_000)", "DATA.clone()"),
+}
+
+
+_SMALLER = {
+    tool.name: replace(tool, cannot={"have": "not tried: minutes, to judge by 400 MB", **tool.cannot})
+    if tool.slow
+    else tool
+    for tool in TOOLS
 }
 
 
@@ -273,7 +289,7 @@ def _data_tasks() -> Iterator[Task]:
             rows,
             before=f"import numpy, pickle, cloudpickle\nDATA = {made}",
             after="DATA = copy = VALUES = ASKED = there = None",
-            tools=(floor, *TOOLS),
+            tools=(floor, *(_SMALLER[tool.name] if title.startswith("2 GB") else tool for tool in TOOLS)),
             slow_rounds=1,
         )
 
@@ -337,7 +353,9 @@ def tasks() -> list[Task]:
                     MEMCPY,
                     name="one memcpy of all",
                     cells=(
-                        "stamp(FOLDER, 'made'); copy = [DATA.clone() for _ in range(4)]\nREAD = [touched(one) for one in copy]",
+                        "stamp(FOLDER, 'made')\n"
+                        "copy = [DATA.clone() for _ in range(4)]\n"
+                        "READ = [touched(one) for one in copy]",
                     ),
                 ),
                 *TOOLS,
@@ -374,6 +392,15 @@ def tasks() -> list[Task]:
             },
             raises=True,
             slow_rounds=1,
+        ),
+        Task(
+            "kept",
+            "pass",
+            (),
+            lambda turn: {"whole": turn.ran.seconds},
+            100,
+            {"whole": Row("a cell in ranks that live already", floor=EMPTY.name, budget="5 ms more")},
+            tools=WARM,
         ),
         *(
             Task(
@@ -464,7 +491,7 @@ def run(task: Task, kernels: Kernels, results: Results, rounds: int, slow_rounds
     for tool in task.tools:
         if task.fn in tool.cannot:
             missing[tool.name] = tool.cannot[task.fn]
-        elif (tool.name, task.fn) in results.hung:
+        elif (tool.name, task.kind) in results.hung:
             missing[tool.name] = "hangs (not tried again)"
         elif not installed(tool.needs):
             missing[tool.name] = "not installed"
@@ -482,7 +509,7 @@ def run(task: Task, kernels: Kernels, results: Results, rounds: int, slow_rounds
                 print(f"\n{error}", file=sys.stderr)
                 if isinstance(error, TimeoutError):
                     kernels.end(tool)
-                    results.hung.add((tool.name, task.fn))
+                    results.hung.add((tool.name, task.kind))
                 failed[tool.name] += 1
                 if failed[tool.name] == 2 or isinstance(error, TimeoutError):
                     missing[tool.name] = f"failed: {str(error).splitlines()[0]}"
@@ -529,6 +556,31 @@ def section(task: Task, key: str, row: Row, results: Results) -> list[str]:
     return lines
 
 
+def matrix(todo: list[Task], results: Results) -> str:
+    """All rows as one table in Markdown: medians, by tool."""
+    names = [AUTO.name, *(tool.name for tool in TOOLS if tool is not AUTO)]
+    lines = [f"| | {' | '.join(names)} | floor |", "|---" * (len(names) + 2) + "|"]
+    for task in todo:
+        for key, row in task.rows.items():
+            found = results.figures.get(f"{task.name}/{key}", {})
+            if task.tools is WARM or not found:
+                continue
+            floor = "" if row.floor in names else row.floor
+            told = []
+            for name in [*names, *filter(None, [floor])]:
+                values = [row.scale * value for value in found.get(name, {}).values()]
+                missing = results.missing.get(task.name, {}).get(name, "")
+                told.append(
+                    _number(statistics.median(values))
+                    if values
+                    else "hangs"
+                    if "hang" in missing or "no word" in missing
+                    else "–"
+                )
+            lines.append(f"| {row.title}, {row.unit} | {' | '.join(told)} {'' if floor else '|'} |")
+    return "\n".join(lines)
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
@@ -549,7 +601,12 @@ def main() -> None:
     parser.add_argument("--tools", metavar="A,B", default="", help="only tools whose names begin so")
     parser.add_argument("--rounds", type=float, default=1.0, metavar="X", help="times the usual number of rounds")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every sample there, in seconds and bytes")
+    parser.add_argument("--matrix", type=Path, metavar="PATH", help="show such a file as one table; measure nothing")
     given = parser.parse_args()
+    if given.matrix is not None:
+        told = json.loads(given.matrix.read_text())
+        print(told["machine"], matrix(todo, Results(told["figures"], told["missing"])), sep="\n\n")
+        return
     wanted = tuple(given.tasks.split(","))
     chosen = tuple(given.tools.split(","))
     results = Results()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpec
@@ -107,9 +109,13 @@ class Kernel:
         return ran
 
     def close(self) -> None:
-        """End it."""
+        """End it, and all that it has started: other tools' workers may outlive it."""
+        started = psutil.Process(self.pid).children(recursive=True) if psutil.pid_exists(self.pid) else []
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _note(message: dict[str, Any], ran: Ran, texts: list[str], displays: dict[str, int], look_for: str) -> bool:

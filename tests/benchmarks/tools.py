@@ -82,7 +82,8 @@ _PEERS = (
     Tool(
         "torchrunx",
         (
-            "ran = torchrunx.Launcher(hostnames=['localhost'], workers_per_host={n}, backend='gloo').run(ranked, {fn}, {args})\n"
+            "launcher = torchrunx.Launcher(hostnames=['localhost'], workers_per_host={n}, backend='gloo')\n"
+            "ran = launcher.run(ranked, {fn}, {args})\n"
             "VALUES = [ran.rank(rank) for rank in range({n})]",
         ),
         "import torchrunx",
@@ -133,3 +134,30 @@ _PEERS = (
     ),
 )
 TOOLS = (FORK, *_PEERS, AUTO)
+
+_KEPT = "get_ipython().run_line_magic('load_ext', 'nbspawn')\n{}".format(
+    "\n".join(f"get_ipython().run_cell_magic('spawn', '{n} --keep --name of{n}', 'pass')" for n in (4, 16))
+)
+EMPTY = Tool("an empty cell", ("pass",), _KEPT)
+"""In the kernel whose ranks wait."""
+WARM = (
+    EMPTY,
+    Tool(
+        "ipyparallel %%px",
+        ("%%px\npass",),
+        "import ipyparallel\n"
+        "cluster = ipyparallel.Cluster(n=4)\n"
+        "client = cluster.start_and_connect_sync()\n"
+        "client[:].activate()",
+        needs="ipyparallel",
+    ),
+    Tool(
+        "nbdistributed %%distributed",
+        ("%%distributed\npass",),
+        "%load_ext nbdistributed\n%dist_init -n 4\nget_ipython().run_cell_magic('distributed', '', 'pass')",
+        needs="nbdistributed",
+    ),
+    Tool("nbspawn %%ranks, 4 ranks", ("%%ranks @of4\npass",), _KEPT, needs="nbspawn"),
+    Tool("nbspawn %%ranks, 16 ranks", ("%%ranks @of16\npass",), _KEPT, needs="nbspawn"),
+)
+"""Tools whose ranks stay: a cell in four that live already."""
