@@ -1,11 +1,13 @@
 """How one object becomes a pickle stream and its large buffers, and an object again in another process.
 
-This is cloudpickle with four differences:
+This is cloudpickle with five differences:
 
 - memory of tensors goes out of band, as numpy's does by itself. Torch's tensors of every layout take themselves apart
   into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
+- CUDA tensors travel as copies in CPU memory. In a rank they are on the device of that rank, whichever they were on
+  in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA can fork no rank.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
-  person moved to shared memory, CUDA tensors) is set *beside* the stream, which holds its index.
+  person moved to shared memory) is set *beside* the stream, which holds its index.
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
   the rank its globals are the rank's own, so that the functions that were sent see a cell bind ``lr`` anew.
 - on the way back from a rank a class that the kernel has is written as its id alone: cloudpickle would find the same
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import pickle
 import sys
 import threading
@@ -130,13 +133,13 @@ class Pickler:
             return _load_storage, (pickle.PickleBuffer(memory),)
         if self._returning:
             return _itself, (storage.cpu(),)
-        if device not in ("cpu", "cuda"):
+        if device == "cuda":
+            return _on_own_device, (storage.cpu(),)
+        if device != "cpu":
             return NotImplemented
-        # As a tensor of bytes, because torch.multiprocessing sends CUDA memory no other way.
+        # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
         torch = sys.modules["torch"]
-        return _storage_from_beside, self._put_beside(
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        )
+        return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8).set_(storage))
 
     def _process_bound(self, obj: Any) -> Any:
         if isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
@@ -254,6 +257,15 @@ def _load_storage(buffer: bytearray | memoryview) -> Any:
     # frombuffer refuses an empty buffer
     bytes_ = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
     return bytes_.untyped_storage()
+
+
+def _on_own_device(storage: Any) -> Any:
+    """In the rank. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return storage
+    return storage.cuda(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def _typed_storage(storage: Any, dtype: Any) -> Any:

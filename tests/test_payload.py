@@ -186,6 +186,29 @@ def double(obj: Any, namespace: dict[str, Any]) -> bool:
     return obj["shared"][0].untyped_storage().data_ptr() == obj["shared"][1].untyped_storage().data_ptr()
 
 
+class OnCuda(torch.UntypedStorage):
+    """Memory that says it is on a GPU. (A mock: there is none here.)"""
+
+    device = torch.device("cuda:3")
+
+
+def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = OnCuda(200_000).fill_(7)
+    with pack({"a": storage, "b": storage}) as packed:
+        assert packed.beside == () and packed.sizes[1:] == (200_000,), "as bytes, once"
+        here = load(packed.fd, packed.sizes)["a"]
+        assert here.device.type == "cpu" and here.tolist()[:3] == [7, 7, 7], "where CUDA does not work"
+        asked: list[object] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.UntypedStorage, "cuda", lambda self, device: asked.append(device) or self)
+        monkeypatch.setenv("LOCAL_RANK", "3")
+        there = load(packed.fd, packed.sizes)
+    assert asked == [1] and there["a"] is there["b"]
+    back = Value.of(storage).get()
+    assert back.device.type == "cpu" and back.tolist()[-1] == 7
+
+
 def test_tensors_in_shared_memory_stay_shared() -> None:
     tensor = torch.ones(1000).share_memory_()
     for _ in range(2):
