@@ -73,14 +73,14 @@ def main(rank: int, launch: Launch) -> None:
                     features.enter_context(feature(info, channel))
         except BaseException as error:
             _leave(channel, outcome.failed(rank, error, skip=__file__))
-        ended = _run(info, channel)
+        ended = _perform(info, channel)
         while launch.keep and not isinstance(ended, Leaving):
             for end in info.on_end:
                 end()
             channel.send(ended)
             if not _next(info, channel):
                 break
-            ended = _run(info, channel)
+            ended = _perform(info, channel)
         else:
             if not isinstance(ended, Returned):
                 _leave(channel, ended)
@@ -110,13 +110,14 @@ def _next(info: RankInfo, channel: Channel) -> bool:
             return False
 
 
-def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
+def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
+    """Run the command, and say when it began."""
     ready = time.monotonic()
-    ended = _ended(info, channel)
+    ended = _run(info, channel)
     return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
 
 
-def _ended(info: RankInfo, channel: Channel) -> outcome.Outcome:
+def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     command = info.command
     if isinstance(command, RunCell):
         from nbspawn.rank import shell
