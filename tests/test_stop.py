@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, Reply, lives, wait_gone, wait_until
+from kernels import Kernel, Reply, lives, ok, wait_gone, wait_until
 from leftovers import until
 
 FINALLY = """%%spawn 3 -m {method} -g {grace}
@@ -205,7 +205,8 @@ def test_kernel_restarted(own_kernel: Kernel, method: str, tmp_path: Path, now: 
     assert own_kernel.pid != old
     wait_gone(pids, 2)
     assert own_kernel.execute("%load_ext nbspawn").status == "ok"
-    assert own_kernel.execute(f"%%spawn 2 -m {method}\nrank").result == "[0] 0\n[1] 1"
+    reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\nrank"))
+    assert reply.result == "[0] 0\n[1] 1"
     own_kernel.assert_no_rank()
 
 
