@@ -39,6 +39,8 @@ class BehindView(StreamView):
         self._said: queue.SimpleQueue[str | tuple[str, bool]] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[InputReply | None] = queue.SimpleQueue()
         self._last: deque[str] = deque(maxlen=_SHOWN)
+        self._turn = threading.Lock()
+        """What is printed while somebody begins to attend is among the last lines, or is said to them: not neither."""
 
     @property
     def present(self) -> bool:  # type: ignore[override]
@@ -52,12 +54,14 @@ class BehindView(StreamView):
 
     def write(self, output: str) -> None:
         """To the view's own place, and to whoever attends."""
-        if self.tees or not self.attended:
+        with self._turn:
+            if output and self.tees:
+                self._last.extend(output.splitlines(keepends=True))
+            attended = self.attended
+            if output and attended:
+                self._said.put(output)
+        if self.tees or not attended:
             super().write(output)
-        if output and self.tees:
-            self._last.extend(output.splitlines(keepends=True))
-        if output and self.attended:
-            self._said.put(output)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """Whoever attends is asked; None if they leave."""
@@ -77,11 +81,13 @@ class BehindView(StreamView):
     def attend(self, over: Callable[[], bool]) -> None:
         """In a cell's own thread: print what the ranks print, and put their questions, until it is ``over``. An
         interrupt ends it, and only it, but for one at a prompt, which is the answer."""
-        while not self._said.empty():
-            self._said.get()  # for somebody who has left
-        print("".join(self._last), end="", flush=True)
-        self.attended = True
+        with self._turn:
+            while not self._said.empty():
+                self._said.get()  # for somebody who has left
+            last = "".join(self._last)
+            self.attended = True
         try:
+            print(last, end="", flush=True)
             while not over() or not self._said.empty():
                 try:
                     said = self._said.get(timeout=_TICK)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Iterator
 
 import pytest
 from kernels import Cell, Kernel, Reply, lives, ok, wait_until
+
+from nbspawn.background import BehindView
+from nbspawn.views import StreamView
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
 
@@ -44,6 +49,29 @@ def test_later_cells_run_and_stay_clean(kernel: Kernel, flag: str, method: str) 
     cell.see(lambda: cell.reply.table["text/plain"].count("done") == 2, "the last table stays")
     assert "end of 1" in "".join(places(cell.reply))
     assert "no ranks live" in ok(kernel.execute("%ranks")).text()
+
+
+def test_what_is_printed_while_somebody_begins_to_attend_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(StreamView):
+        def write(self, output: str) -> None:
+            """As a cell's display: not on this process's stdout."""
+
+    class View(BehindView, Elsewhere):
+        pass
+
+    class Screen(io.StringIO):
+        def flush(self) -> None:
+            """A rank prints at the worst moment: the first lines are on their way to the front end."""
+            if "late" not in self.getvalue():
+                thread = threading.Thread(target=view.write, args=("late\n",))
+                thread.start()
+                thread.join()
+
+    view = View()
+    view.write("early\n")
+    monkeypatch.setattr("sys.stdout", screen := Screen())
+    view.attend(lambda: True)
+    assert screen.getvalue() == "early\nlate\n"
 
 
 def test_a_display_is_put_in_its_place(kernel: Kernel, flag: str) -> None:
