@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import pickle
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernels load
+_PIECE = 1 << 28  # bytes that are written at a call: 0.1 s
 
 
 def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
@@ -26,19 +28,37 @@ def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 def write(buffers: Sequence[memoryview]) -> int:
     """A file (a memfd where there are any) that holds these buffers, as a descriptor. Raises OSError."""
-    fd = _anonymous_file()
+    fd = to_be_filled()
     try:
-        for (start, _), buffer in zip(places(buffer.nbytes for buffer in buffers), buffers, strict=True):
-            _write(fd, buffer, start)
+        fill(fd, buffers)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
+def to_be_filled() -> int:
+    """The descriptor of an empty file; another process that reads it waits until this one has filled it. Raises
+    OSError."""
+    fd = _anonymous_file()
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def fill(fd: int, buffers: Sequence[memoryview], give_up: Callable[[], object] = lambda: False) -> None:
+    """Write these buffers. Raises OSError."""
+    for (start, _), buffer in zip(places(buffer.nbytes for buffer in buffers), buffers, strict=True):
+        rest = buffer.cast("B")
+        while rest.nbytes and not give_up():
+            written = os.pwrite(fd, rest[:_PIECE], start)
+            rest, start = rest[written:], start + written
+    fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
 def read(fd: int, sizes: Iterable[int]) -> list[memoryview]:
     """The buffers again, writable; what this process writes stays its own. The mapping lives as long as one of them,
     and ``fd`` may be closed at once."""
+    fcntl.lockf(fd, fcntl.LOCK_SH)
     where = places(sizes)
     whole = _mapped(fd, sum(where[-1]))
     return [whole[start : start + size] for start, size in where]
@@ -63,10 +83,3 @@ def _anonymous_file() -> int:
         return os.memfd_create("nbspawn", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix="nbspawn-") as file:  # has no name from the start
         return os.dup(file.fileno())
-
-
-def _write(fd: int, buffer: memoryview, start: int) -> None:
-    buffer = buffer.cast("B")
-    while buffer.nbytes:  # Linux writes at most 2 GiB at a call
-        written = os.pwrite(fd, buffer, start)
-        buffer, start = buffer[written:], start + written

@@ -1,6 +1,6 @@
 """What a cell uses, packed once for all ranks; and what a rank's last expression was, on its way back.
 
-``pack`` writes one anonymous file in memory (buffers.py): the pickle stream, and behind it every large buffer as it is.
+A ``Packed`` is one anonymous file in memory (buffers.py): the pickle stream, and behind it every large buffer as it is.
 Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one writes
 stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the person moved to
 shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,24 +30,36 @@ _NONE = pickle.dumps(None)
 
 
 class Packed:
-    """An object packed for any number of ranks; a context manager that closes ``fd``.
+    """An object packed for any number of ranks; as a context manager it is filled, and closed.
 
     Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fd`` as descriptors travel,
-    and ``beside`` as an argument of the process. Keep it open until every rank has it; what lies beside must live as
-    long as the ranks use it.
+    and ``beside`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open until
+    every rank has it; what lies beside must live as long as the ranks use it.
     """
 
-    def __init__(self, fd: int, sizes: tuple[int, ...], beside: tuple[object, ...]) -> None:
-        self.fd = fd
-        self.sizes = sizes
-        self.beside = beside
+    def __init__(self, pickler: Pickler, head: memoryview) -> None:
+        self.fd = buffers.to_be_filled()
+        self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
+        self.beside = tuple(pickler.beside)
+        # With the pickler, which keeps the memory of its buffers.
+        self._to_write: tuple[Pickler, memoryview] | None = (pickler, head)
+
+    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
+        """Write it, or ``give_up`` in the middle; then, as after an error, ranks that wait must be ended. Raises
+        OSError if there is no room."""
+        assert self._to_write is not None
+        pickler, head = self._to_write
+        buffers.fill(self.fd, [head, *pickler.buffers], give_up)
+        self._to_write = None
 
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        self._to_write = None
 
     def __enter__(self) -> Packed:
+        self.fill()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -57,14 +69,14 @@ class Packed:
 def pack(obj: object, namespace: dict[str, Any] | None = None, name: str = "object") -> Packed:
     """Pack ``obj``; ``namespace`` is the notebook's, which its functions have as globals.
 
-    Raises ``Unpackable``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there is no
-    room for the file.
+    Raises ``Unpackable``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there can be no
+    file.
     """
     try:
         pickler, head = _pickled(obj, namespace)
     except Exception as error:
         raise culprit(name, obj, error, namespace) from error
-    return _in_a_file(pickler, head)
+    return Packed(pickler, head)
 
 
 def pack_variables(
@@ -80,7 +92,7 @@ def pack_variables(
     except Exception:
         errors = {name: error for name, value in variables.items() if (error := trial(value, namespace))}
     else:
-        return _in_a_file(pickler, head)
+        return Packed(pickler, head)
     culprits = [culprit(name, variables[name], errors[name], namespace) for name in errors if name not in optional]
     if culprits:
         culprits[0].others = tuple(culprits[1:])
@@ -105,11 +117,6 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
     stream = io.BytesIO()
     pickler.dump(obj, stream)
     return pickler, stream.getbuffer()
-
-
-def _in_a_file(pickler: Pickler, head: memoryview) -> Packed:
-    parts = [head, *pickler.buffers]
-    return Packed(buffers.write(parts), tuple(part.nbytes for part in parts), tuple(pickler.beside))
 
 
 # ---------------------------------------------------------------- and back

@@ -221,14 +221,23 @@ class Pool:
     def _command(self, job: Job, asked: Sequence[int]) -> Callable[[], None]:
         """Returns what has to be called when the ranks have run it."""
         packed, command = pack(job) if job.variables else (None, job.command)
-        if packed is not None and packed.beside:
-            packed.close()
-            raise StartError("queues, locks and shared tensors can be given to ranks only when they are started")
-        parcel = Parcel(f"/proc/{os.getpid()}/fd/{packed.fd}", command.job) if packed is not None else _UNCHANGED
+        if packed is None:
+            parcel, done = _UNCHANGED, _no_more
+        else:
+            parcel, done = Parcel(f"/proc/{os.getpid()}/fd/{packed.fd}", command.job), packed.close
+            try:
+                if packed.beside:
+                    raise StartError(
+                        "queues, locks and shared tensors can be given to ranks only when they are started"
+                    )
+                packed.fill()
+            except BaseException:
+                packed.close()
+                raise
         command = replace(command, job=parcel)
         self._packed = time.monotonic()
         self._living().command({rank: self._news(rank, command) for rank in asked})
-        return packed.close if packed is not None else _no_more
+        return done
 
     def _news(self, rank: int, command: RunCell | RunFunction) -> RunCell | RunFunction:
         """A notebook may have hundreds of cells: each rank is told of those that it does not know."""

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import leftovers
 import numpy
 import pytest
 import torch
+from kernels import wait_until
 
 import nbspawn
 from nbspawn import buffers
@@ -112,6 +114,21 @@ def _share(rank: int, data: torch.Tensor | None, folder: str, ranks: int) -> int
     return share
 
 
+def test_a_garbage_collection_does_not_copy_what_a_rank_has_inherited(method: str) -> None:
+    [copied] = nbspawn.spawn(_copied_by_collection, nprocs=1, start_method=method)
+    assert copied < 5 * MB
+
+
+def _copied_by_collection(rank: int) -> int:
+    def own() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+
+    before = own()
+    gc.collect()
+    return own() - before
+
+
 def test_a_kernel_full_of_data_starts_ranks_that_use_a_little_of_it() -> None:
     """What the ranks do not use is neither copied nor read."""
     main = __import__("__main__")
@@ -169,3 +186,23 @@ def test_buffers_are_private_and_aligned() -> None:
     first[0][0] = ord("x")
     assert [bytes(part) for part in first] == [b"xbc", bytes(100), b""] and bytes(second[0]) == b"abc"
     assert [start for start, _ in buffers.places([3, 100, 0])] == [0, 64, 192]
+
+
+def test_who_reads_what_is_not_yet_filled_waits() -> None:
+    fd = buffers.to_be_filled()
+    told: list[Any] = []
+
+    def reader(rank: int) -> bytes:
+        return bytes(buffers.read(fd, [3])[0])
+
+    thread = threading.Thread(target=lambda: told.extend(nbspawn.spawn(reader, nprocs=2, start_method="fork")))
+    thread.start()
+    inode = f":{os.fstat(fd).st_ino} "
+    wait_until(
+        lambda: sum("->" in lock and inode in lock for lock in Path("/proc/locks").read_text().splitlines()) == 2,
+        "both wait",
+    )
+    buffers.fill(fd, [memoryview(b"abc")])
+    thread.join()
+    os.close(fd)
+    assert told == [b"abc"] * 2

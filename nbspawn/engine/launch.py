@@ -12,6 +12,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -186,10 +187,13 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
             launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
-            with _starting(files, choice):
+            with _starting(files, choice), ThreadPoolExecutor(1) as meanwhile:
+                filled = meanwhile.submit(packed[0].fill, lambda: flag.count) if packed is not None else None
                 started = torch.multiprocessing.start_processes(
                     main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
                 )
+                if filled is not None:
+                    filled.result()
                 context = LocalContext(started, files, resources, launch)
         except (OSError, EOFError) as refusal:
             raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from None

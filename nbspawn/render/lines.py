@@ -22,14 +22,15 @@ _LINE_LIMIT = 64 * 1024
 # Rows that the cursor can go back over.
 _DEPTH_LIMIT = 64
 
-_ESCAPE = (
-    r"\x1b\[(?P<params>[0-?]{0,64})[ -/]*(?P<final>[@-~])"  # CSI: colours, cursor
-    r"|\x1b\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)"  # OSC: titles, links
-    r"|\x1b[ -/]*[0-~]?"  # everything else
+_SEQUENCE = (  # what follows an ESC
+    r"\[(?P<params>[0-?]{0,64})[ -/]*(?P<final>[@-~])"  # CSI: colours, cursor
+    r"|\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)"  # OSC: titles, links
+    r"|[ -/]*[0-~]?"  # everything else
 )
-_CONTROL = re.compile(_ESCAPE + r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+# All but tab and newline. One class comes first: a search for that is three times as fast as one for alternatives.
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f](?:(?<=\x1b)(?:{_SEQUENCE}))?")
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]*|\][^\x07\x1b\n]{0,4096}\x1b?|[ -/]*)\Z")
-_ANY_ESCAPE = re.compile(_ESCAPE)
+_ANY_ESCAPE = re.compile(rf"\x1b(?:{_SEQUENCE})")
 
 
 def strip_ansi(text: str) -> str:

@@ -238,7 +238,7 @@ def _pss(pid: int) -> float:
 
 
 MEMCPY = Tool("one memcpy of it", ("copy = {data}; stamp(FOLDER, 'have')",))
-FILE = Tool("bare torch, fork; a flushed file", tuple(cell.replace("{fn}", "write") for cell in FORK.cells), FORK.setup)
+FILE = Tool("a flushed file, bare torch, fork", tuple(cell.replace("{fn}", "write") for cell in FORK.cells), FORK.setup)
 
 DATA = {  # expressions: what is sent, and one copy of its memory
     "1 MB numpy": ("numpy.ones(131_072)", "torch.from_numpy(DATA).clone()"),
