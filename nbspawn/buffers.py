@@ -1,4 +1,8 @@
-"""Large buffers in one anonymous file in memory, which other processes map: shared until one of them writes."""
+"""Large buffers in anonymous files in memory, which other processes map: shared until one of them writes.
+
+Linux lets one thread at a time write to a file. So many bytes are put in stripes, a file each, that are written at the
+same time and mapped side by side.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,18 @@ import pickle
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernels load
+_STRIPE = 1 << 26  # bytes: less is written by one thread
+_MOST = 8  # stripes: by then the memory is busy
+_MAP_FIXED = 0x10  # as Linux and macOS have it
 _PIECE = 1 << 28  # bytes that are written at a call: 0.1 s
 
 
 def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Where buffers of so many bytes lie in a file: (start, size)."""
+    """Where buffers of so many bytes lie: (start, size)."""
     found, end = [], 0
     for size in sizes:
         start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -28,53 +36,90 @@ def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 def write(buffers: Sequence[memoryview]) -> int:
     """A file (a memfd where there are any) that holds these buffers, as a descriptor. Raises OSError."""
-    fd = to_be_filled()
+    fds = to_be_filled(0)
     try:
-        fill(fd, buffers)
+        fill(fds, buffers)
     except BaseException:
-        os.close(fd)
+        close(fds)
         raise
-    return fd
+    return fds[0]
 
 
-def to_be_filled() -> int:
-    """The descriptor of an empty file; another process that reads it waits until this one has filled it. Raises
-    OSError."""
-    fd = _anonymous_file()
-    fcntl.lockf(fd, fcntl.LOCK_EX)
-    return fd
+def to_be_filled(size: int) -> tuple[int, ...]:
+    """The descriptors of empty files for buffers of ``size`` bytes in all; another process that reads them waits until
+    this one has filled them. Raises OSError."""
+    fds: list[int] = []
+    try:
+        for _ in range(max(1, min(os.cpu_count() or 1, _MOST, size // _STRIPE))):
+            fds.append(_anonymous_file())
+            fcntl.lockf(fds[-1], fcntl.LOCK_EX)
+    except BaseException:
+        close(fds)
+        raise
+    return tuple(fds)
 
 
-def fill(fd: int, buffers: Sequence[memoryview], give_up: Callable[[], object] = lambda: False) -> None:
+def fill(fds: Sequence[int], buffers: Sequence[memoryview], give_up: Callable[[], object] = lambda: False) -> None:
     """Write these buffers. Raises OSError."""
-    for (start, _), buffer in zip(places(buffer.nbytes for buffer in buffers), buffers, strict=True):
-        rest = buffer.cast("B")
-        while rest.nbytes and not give_up():
-            written = os.pwrite(fd, rest[:_PIECE], start)
-            rest, start = rest[written:], start + written
-    fcntl.lockf(fd, fcntl.LOCK_UN)
+    where = places(buffer.nbytes for buffer in buffers)
+
+    def fill_one(stripe: tuple[int, int, int]) -> None:
+        fd, first, size = stripe
+        for (start, _), buffer in zip(where, buffers, strict=True):
+            rest = buffer.cast("B")[max(0, first - start) : max(0, first + size - start)]
+            position = max(0, start - first)
+            while rest.nbytes and not give_up():
+                written = os.pwrite(fd, rest[:_PIECE], position)
+                rest, position = rest[written:], position + written
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+
+    if len(fds) == 1:
+        fill_one((fds[0], 0, sum(where[-1])))
+    else:
+        with ThreadPoolExecutor(len(fds)) as threads:
+            list(threads.map(fill_one, _stripes(fds, sum(where[-1]))))
 
 
-def read(fd: int, sizes: Iterable[int]) -> list[memoryview]:
+def read(fds: Sequence[int], sizes: Iterable[int]) -> list[memoryview]:
     """The buffers again, writable; what this process writes stays its own. The mapping lives as long as one of them,
-    and ``fd`` may be closed at once."""
-    fcntl.lockf(fd, fcntl.LOCK_SH)
+    and the descriptors may be closed at once."""
+    for fd in fds:
+        fcntl.lockf(fd, fcntl.LOCK_SH)
     where = places(sizes)
-    whole = _mapped(fd, sum(where[-1]))
+    whole = _mapped(fds, sum(where[-1]))
     return [whole[start : start + size] for start, size in where]
 
 
-def _mapped(fd: int, size: int) -> memoryview:
+def close(fds: Iterable[int]) -> None:
+    """Close the files."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _stripes(fds: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
+    """Each file with its part of ``size`` bytes: (descriptor, first byte, bytes), whole pages but for the last."""
+    step = -(-size // len(fds) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return ((fd, first, min(step, size - first)) for fd, first in zip(fds, range(0, size, step), strict=True))
+
+
+def _mapped(fds: Sequence[int], size: int) -> memoryview:
     """Until 3.13 Python's own ``mmap`` keeps a descriptor as long as the memory, and a person may keep many results."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def map_(where: int | None, size: int, access: int, flags: int, fd: int) -> int:
+        address: int = libc.mmap(where, size, access, mmap.MAP_PRIVATE | flags, fd, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return address
+
+    address = map_(None, size, 0, mmap.MAP_ANONYMOUS, -1)
     whole = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(whole, libc.munmap, address, size).atexit = False
+    for fd, first, part in _stripes(fds, size):
+        map_(address + first, part, mmap.PROT_READ | mmap.PROT_WRITE, _MAP_FIXED, fd)
     return pickle.PickleBuffer(whole).raw()
 
 

@@ -23,7 +23,7 @@ import os
 import pickle
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -223,9 +223,9 @@ class Exited:
 
 
 class Parcel(NamedTuple):
-    """A packed object for ranks that run already: ``path`` is where they open it, ``sizes`` are the payload's."""
+    """A packed object for ranks that run already: ``paths`` is where they open it, ``sizes`` are the payload's."""
 
-    path: str
+    paths: Sequence[str]
     sizes: Any
 
 
@@ -380,7 +380,7 @@ class Decoder:
         sizes = [size for (size,) in _SIZE.iter_unpack(body[: count * _SIZE.size])]
         fd = self.attached.popleft()
         try:
-            large = buffers.read(fd, sizes)
+            large = buffers.read([fd], sizes)
         finally:
             os.close(fd)
         return pickle.loads(memoryview(body)[count * _SIZE.size :], buffers=large)

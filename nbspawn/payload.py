@@ -1,6 +1,6 @@
 """What a cell uses, packed once for all ranks; and what a rank's last expression was, on its way back.
 
-A ``Packed`` is one anonymous file in memory (buffers.py): the pickle stream, and behind it every large buffer as it is.
+A ``Packed`` is memory without a name (buffers.py): the pickle stream, and behind it every large buffer as it is.
 Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one writes
 stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the person moved to
 shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
@@ -10,7 +10,6 @@ shared memory stays shared. On the way back the message does the same with the l
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,14 +31,14 @@ _NONE = pickle.dumps(None)
 class Packed:
     """An object packed for any number of ranks; as a context manager it is filled, and closed.
 
-    Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fd`` as descriptors travel,
+    Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fds`` as descriptors travel,
     and ``beside`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open until
     every rank has it; what lies beside must live as long as the ranks use it.
     """
 
     def __init__(self, pickler: Pickler, head: memoryview) -> None:
-        self.fd = buffers.to_be_filled()
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
+        self.fds = buffers.to_be_filled(sum(self.sizes))
         self.beside = tuple(pickler.beside)
         # With the pickler, which keeps the memory of its buffers.
         self._to_write: tuple[Pickler, memoryview] | None = (pickler, head)
@@ -49,14 +48,12 @@ class Packed:
         OSError if there is no room."""
         assert self._to_write is not None
         pickler, head = self._to_write
-        buffers.fill(self.fd, [head, *pickler.buffers], give_up)
+        buffers.fill(self.fds, [head, *pickler.buffers], give_up)
         self._to_write = None
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-        self._to_write = None
+        buffers.close(self.fds)
+        self.fds, self._to_write = (), None
 
     def __enter__(self) -> Packed:
         self.fill()
@@ -101,13 +98,15 @@ def pack_variables(
     return pack(rest, namespace, "what the cell uses")
 
 
-def load(fd: int, sizes: Sequence[int], beside: Sequence[object] = (), namespace: dict[str, Any] | None = None) -> Any:
+def load(
+    fds: Sequence[int], sizes: Sequence[int], beside: Sequence[object] = (), namespace: dict[str, Any] | None = None
+) -> Any:
     """In the rank: the object that was packed. Functions of the notebook get ``namespace`` as their globals.
 
-    The mapping lives as long as something uses it; ``fd`` may be closed at once. Raises what unpickling raises:
+    The mapping lives as long as something uses it; ``fds`` may be closed at once. Raises what unpickling raises:
     ``ModuleNotFoundError``, for one, where the rank cannot import what the notebook did.
     """
-    stream, *large = buffers.read(fd, sizes)
+    stream, *large = buffers.read(fds, sizes)
     with new_classes_are_the_kernels():
         return loads(stream, large, beside, namespace)
 

@@ -28,7 +28,7 @@ MAX_RANKS = 512
 
 _LEAVE = 3.0  # seconds to leave in good order: to destroy a process group, to run what atexit has
 _KILLED = 5.0  # seconds in which ranks that are killed have ended
-_UNCHANGED = Parcel("", None)
+_UNCHANGED = Parcel((), None)
 
 
 class Pool:
@@ -224,7 +224,7 @@ class Pool:
         if packed is None:
             parcel, done = _UNCHANGED, _no_more
         else:
-            parcel, done = Parcel(f"/proc/{os.getpid()}/fd/{packed.fd}", command.job), packed.close
+            parcel, done = Parcel([f"/proc/{os.getpid()}/fd/{fd}" for fd in packed.fds], command.job), packed.close
             try:
                 if packed.beside:
                     raise StartError(

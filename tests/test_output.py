@@ -245,6 +245,13 @@ if rank == 3: raise KeyError('after the flood')"""
     assert logs and len(Path(logs[1], "rank-0.log").read_text().splitlines()) == 10_000
 
 
+def test_a_rank_does_not_remember_what_it_has_printed(kernel: Kernel, method: str) -> None:
+    """IPython 9's shell would, as long as the cell runs."""
+    cell = "import psutil\nme = psutil.Process()\nbefore = me.memory_info().rss\n"
+    cell += "for n in range(100_000): print('x' * 100, n)\nme.memory_info().rss - before"
+    assert int(ok(kernel.execute(f"%%spawn 1 -m {method}\n{cell}")).result.removeprefix("[0] ")) < 5_000_000
+
+
 def test_two_million_lines(kernel: Kernel) -> None:
     """The error still arrives, the logs are whole, the notebook stays small, and the kernel's memory flat."""
     before = psutil.Process(kernel.pid).memory_info().rss

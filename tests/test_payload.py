@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from nbspawn import buffers
 from nbspawn.payload import Packed, Unpackable, Value, load, pack, pack_variables, track_classes
 
 numpy = pytest.importorskip("numpy")
@@ -46,17 +47,19 @@ def detach(dup: Any) -> int:
     return int(dup.detach())
 
 
-def rank_main(fd: int, sizes: tuple[int, ...], beside: tuple[object, ...], check: Check, answer: Any) -> None:
+def rank_main(
+    fds: tuple[int, ...], sizes: tuple[int, ...], beside: tuple[object, ...], check: Check, answer: Any
+) -> None:
     namespace = {"__name__": "__main__", "rank": 0}
-    obj = load(fd, sizes, beside, namespace)
-    os.close(fd)
+    obj = load(fds, sizes, beside, namespace)
+    buffers.close(fds)
     answer.send(Value.of(check(obj, namespace)))
 
 
 def ask_rank(packed: Packed, check: Check, context: Any = forkserver) -> Any:
     """What ``check`` says of the loaded object in a new process."""
     receiver, sender = context.Pipe(duplex=False)
-    args = (Fd(packed.fd), packed.sizes, packed.beside, check, sender)
+    args = (tuple(map(Fd, packed.fds)), packed.sizes, packed.beside, check, sender)
     process = context.Process(target=rank_main, args=args, daemon=True)
     process.start()
     sender.close()
@@ -163,7 +166,7 @@ def test_tensors_and_arrays_travel_and_stay_the_ranks_own(context: Any) -> None:
     with pack(sent) as packed:
         assert ask_rank(packed, poke, context) == []
         assert sent["base"][100] == 100 and sent["array"][0] == 0  # the notebook's are untouched ...
-        for back in (ask_rank(packed, whole, context), load(packed.fd, packed.sizes)):
+        for back in (ask_rank(packed, whole, context), load(packed.fds, packed.sizes)):
             wrong = [name for name in sent if not same(sent[name], back[name])]
             assert wrong == []  # ... and so are those of other ranks
 
@@ -196,14 +199,14 @@ def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: p
     storage = OnCuda(200_000).fill_(7)
     with pack({"a": storage, "b": storage}) as packed:
         assert packed.beside == () and packed.sizes[1:] == (200_000,), "as bytes, once"
-        here = load(packed.fd, packed.sizes)["a"]
+        here = load(packed.fds, packed.sizes)["a"]
         assert here.device.type == "cpu" and here.tolist()[:3] == [7, 7, 7], "where CUDA does not work"
         asked: list[object] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.UntypedStorage, "cuda", lambda self, device: asked.append(device) or self)
         monkeypatch.setenv("LOCAL_RANK", "3")
-        there = load(packed.fd, packed.sizes)
+        there = load(packed.fds, packed.sizes)
     assert asked == [1] and there["a"] is there["b"]
     back = Value.of(storage).get()
     assert back.device.type == "cpu" and back.tolist()[-1] == 7
@@ -318,14 +321,14 @@ def test_functions_live_in_the_ranks_namespace() -> None:
     )
     with pack(space["train"], space) as packed:
         assert ask_rank(packed, rebind) == [True, 1, 10, 50, 0, False, "__main__"]
-        assert load(packed.fd, packed.sizes)() == 10  # with no namespace: one of its own
+        assert load(packed.fds, packed.sizes)() == 10  # with no namespace: one of its own
 
 
 def test_methods_live_in_the_ranks_namespace_too() -> None:
     space = notebook("class C:\n    def get(self): return x\nx = 1\nc = C()")
     rank: dict[str, Any] = {}
     with pack(space["c"], space) as packed:
-        c = load(packed.fd, packed.sizes, (), rank)
+        c = load(packed.fds, packed.sizes, (), rank)
     assert c.get() == 1
     assert type(c).get.__globals__ is rank
 
@@ -338,7 +341,7 @@ def test_a_function_with_a_magic_gets_the_ranks_own_shell() -> None:
     shell.user_ns = {}
     space = notebook("def f(): return get_ipython", get_ipython=shell.get_ipython)
     with pack(space["f"], space) as packed:
-        assert load(packed.fd, packed.sizes, (), {})() is get_ipython
+        assert load(packed.fds, packed.sizes, (), {})() is get_ipython
 
 
 # ---------------------------------------------------------------- what cannot travel
@@ -440,7 +443,7 @@ def test_several_culprits_are_all_named() -> None:
 
 def test_optional_variables_stay_behind_without_a_word() -> None:
     with pack_variables({"x": 1, "lock": threading.Lock(), "y": 2}, optional={"lock", "y"}) as packed:
-        assert load(packed.fd, packed.sizes) == {"x": 1, "y": 2}
+        assert load(packed.fds, packed.sizes) == {"x": 1, "y": 2}
 
 
 def test_the_search_for_the_culprit_is_bounded() -> None:
@@ -576,7 +579,7 @@ def test_no_descriptor_is_left() -> None:
     before = open_fds()
     for _ in range(3):
         with pack(numpy.zeros(100_000)) as packed:
-            loaded = load(packed.fd, packed.sizes)
+            loaded = load(packed.fds, packed.sizes)
         packed.close()  # twice does no harm
         assert loaded.sum() == 0  # what was loaded outlives the file's descriptor
         del loaded

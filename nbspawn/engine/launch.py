@@ -249,7 +249,7 @@ def _launch(
         job_of_ranks = {"env": new, "command": command, "inherited": inherited_job, "foreign": kernel_sockets()}
     else:
         blob, command = packed
-        job_of_ranks = {"env": env, "command": command, "payload": SentFd(blob.fd), "beside": blob.beside}
+        job_of_ranks = {"env": env, "command": command, "payload": tuple(map(SentFd, blob.fds)), "beside": blob.beside}
     return Launch(
         world_size=nprocs,
         method=choice.method,

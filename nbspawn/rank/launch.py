@@ -101,7 +101,7 @@ class Launch:
     """Under fork: the job itself, which the rank has by inheritance."""
     foreign: tuple[tuple[int, int], ...] = ()
     """Under fork: the kernel's own sockets, as (descriptor, inode)."""
-    payload: SentFd | None = None
+    payload: tuple[SentFd, ...] = ()
     """Else: the packed job."""
     beside: tuple[Any, ...] = ()
     """And what can travel only as an argument of a process that is being started (payload.Packed.beside)."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from nbspawn import payload
+from nbspawn import buffers, payload
 from nbspawn.messages import Event, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
 from nbspawn.rank import (
     debugger,
@@ -147,18 +147,18 @@ def _job(info: RankInfo) -> Any:
     """The function and its arguments, or the variables that a cell uses: inherited by fork, else loaded."""
     launch, job, beside = info.launch, info.command.job, info.launch.beside
     if isinstance(job, Parcel):
-        if not job.path:
+        if not job.paths:
             return {}
-        fd, job, beside = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC), job.sizes, ()
-    elif launch.payload is not None:
-        fd = launch.payload.fd
+        fds, job, beside = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in job.paths], job.sizes, ()
+    elif launch.payload:
+        fds = [sent.fd for sent in launch.payload]
     else:
         return launch.inherited
     try:
         with namespace.own_names_stay():
-            return payload.load(fd, job, beside, namespace.of_rank())
+            return payload.load(fds, job, beside, namespace.of_rank())
     finally:
-        os.close(fd)
+        buffers.close(fds)
 
 
 def _leave(channel: Channel, ended: Event) -> NoReturn:
