@@ -15,7 +15,7 @@ from nbspawn.background import BehindView, Handle
 from nbspawn.engine import inherited
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.launch import FunctionJob, Job, Options, pack, settle, start
+from nbspawn.engine.launch import FunctionJob, Job, Options, fill, pack, settle, start
 from nbspawn.errors import StartError, UsageError
 from nbspawn.messages import Parcel, RunCell, RunFunction
 from nbspawn.rank import namespace
@@ -230,7 +230,7 @@ class Pool:
                     raise StartError(
                         "queues, locks and shared tensors can be given to ranks only when they are started"
                     )
-                packed.fill()
+                fill(packed)
             except BaseException:
                 packed.close()
                 raise

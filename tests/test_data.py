@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def open_files() -> int:
 
 
 @pytest.fixture(autouse=True)
-def nothing_in_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_in_memory(workplace: str, request: pytest.FixtureRequest) -> Iterator[None]:
     torch.ones(MB).sum()  # the threads that it has for that may be there afterwards
     request.getfixturevalue("nothing_left")
     shared = set(os.listdir("/dev/shm"))
@@ -186,6 +187,24 @@ def test_buffers_are_private_and_aligned() -> None:
     first[0][0] = ord("x")
     assert [bytes(part) for part in first] == [b"xbc", bytes(100), b""] and bytes(second[0]) == b"abc"
     assert [start for start, _ in buffers.places([3, 100, 0])] == [0, 64, 192]
+
+
+def test_what_has_no_room() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = torch.ones(25 * MB)
+    with nbspawn.Session(2) as session:
+        session.run("state = rank")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limits[1]))
+        try:
+            with pytest.raises(
+                nbspawn.StartError, match="the 100 MB that the ranks need cannot be put into shared mem"
+            ):
+                nbspawn.spawn(_sums, args=(data,), nprocs=2, start_method="forkserver")
+            with pytest.raises(nbspawn.StartError, match="Send less"):
+                session.push(data=data)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert list(session.run("state")) == [0, 1]
 
 
 def test_many_bytes_are_written_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,17 @@ def pack(job: Job) -> tuple[payload.Packed, Any]:
         raise PayloadError(str(stuck), culprit) from None
 
 
+def fill(packed: payload.Packed, give_up: Callable[[], object] = lambda: False) -> None:
+    """Write what was packed. Raises StartError if there is no room."""
+    try:
+        packed.fill(give_up)
+    except OSError as refusal:
+        raise StartError(
+            f"the {sum(packed.sizes) / 1e6:,.0f} MB that the ranks need cannot be put into shared memory: "
+            f"{refusal.strerror}. Send less, or have the ranks load it themselves."
+        ) from None
+
+
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
     """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
 
@@ -188,7 +199,7 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
             launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
             with _starting(files, choice), ThreadPoolExecutor(1) as meanwhile:
-                filled = meanwhile.submit(packed[0].fill, lambda: flag.count) if packed is not None else None
+                filled = meanwhile.submit(fill, packed[0], lambda: flag.count) if packed is not None else None
                 started = torch.multiprocessing.start_processes(
                     main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
                 )
