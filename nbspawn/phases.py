@@ -25,7 +25,8 @@ def phases(started: float, packed: float, ranks: Sequence[Moments]) -> dict[str,
     """Seconds by name: from the moment at which the last rank had done with one phase to that of the next.
 
     ``started`` is when the kernel began with the run, ``packed`` when all was there that the ranks need to start. A
-    phase that did not happen is left out: ranks that stay neither start nor end.
+    phase that did not happen is left out: ranks that stay neither start nor end. A run begins with loading the payload,
+    the rest of which is written while ranks start.
     """
     found: dict[str, float] = {}
     before = started
