@@ -570,13 +570,9 @@ def matrix(todo: list[Task], results: Results) -> str:
             for name in [*names, *filter(None, [floor])]:
                 values = [row.scale * value for value in found.get(name, {}).values()]
                 missing = results.missing.get(task.name, {}).get(name, "")
-                told.append(
-                    _number(statistics.median(values))
-                    if values
-                    else "hangs"
-                    if "hang" in missing or "no word" in missing
-                    else "–"
-                )
+                hangs, fails = "hang" in missing or "no word" in missing, missing.startswith("failed")
+                why = "hangs" if hangs else "fails" if fails else "–"
+                told.append(_number(statistics.median(values)) if values else why)
             lines.append(f"| {row.title}, {row.unit} | {' | '.join(told)} {'' if floor else '|'} |")
     return "\n".join(lines)
 

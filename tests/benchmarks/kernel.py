@@ -57,7 +57,7 @@ class Kernel:
             "PYTHONPATH": os.pathsep.join([str(ROOT), path]),
             "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),  # for `!torchrun`
         }
-        self._manager.start_kernel(env=environment, stderr=subprocess.DEVNULL)
+        self._manager.start_kernel(env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
