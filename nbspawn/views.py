@@ -7,7 +7,8 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from nbspawn.messages import Event, Frame, InputReply, Printed
@@ -30,7 +31,7 @@ class Wish(NamedTuple):
 
 
 class View(Protocol):
-    """Draws from the state, never from an event alone; is told of everything and decides itself how often to draw."""
+    """Draws from the state, never from an event alone; is told of everything and decides itself when to draw."""
 
     @property
     def present(self) -> bool:
@@ -43,7 +44,7 @@ class View(Protocol):
         """The ranks have been asked for."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """``events`` have been folded into ``run``; called about 20 times a second, with or without events."""
+        """``events`` have been folded into ``run``; called 5 to 20 times a second, with or without events."""
 
     def say(self, news: str) -> None:
         """Tell the person something, below what the ranks have printed; '' is nothing."""
@@ -71,6 +72,45 @@ def source(frame: Frame) -> str:
 def failed_ranks(run: Run) -> list[int]:
     """The ranks whose last words must be shown."""
     return [rank.rank for rank in run.ranks if rank.state == "failed"]
+
+
+class Pace:
+    """When a table is drawn again. What becomes of a rank is shown soon, and the clock goes on; lines and numbers that
+    have changed are shown as often as drawing takes a small part of a processor: ranks compute on the same ones."""
+
+    _SOON = 0.1  # seconds between two drawings, at least
+    _CLOCK = 1.0  # seconds between two drawings, at most
+    _SHARE = 0.002  # of a processor
+
+    def __init__(self) -> None:
+        self.drawn: Run | None = None
+        """What the table shows."""
+        self._at = 0.0
+        self._pause = 0.0
+
+    def due(self, run: Run) -> bool:
+        """Is it time?"""
+        passed = time.monotonic() - self._at
+        if self.drawn is None or passed >= self._CLOCK:
+            return True
+        return run != self.drawn and passed >= (self._pause if _fates(run) == _fates(self.drawn) else self._SOON)
+
+    @contextmanager
+    def drawing(self, run: Run) -> Iterator[float]:
+        """Around a drawing; gives the moment."""
+        used = time.thread_time()
+        self.drawn, self._at = run, time.monotonic()
+        yield self._at
+        self._pause = max(self._SOON, (time.thread_time() - used) / self._SHARE)
+
+    def forget(self) -> None:
+        """The table is gone from the screen."""
+        self._at = 0.0
+
+
+def _fates(run: Run) -> list[str]:
+    """The ranks' states, but that a rank which runs may be waiting for others: that changes at every look."""
+    return ["running" if rank.state == "waiting" else rank.state for rank in run.ranks]
 
 
 class StreamView:

@@ -22,7 +22,7 @@ from nbspawn.views import View
 
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
 
-_TICK = 0.05  # seconds: how late a press of Stop can be noticed
+_TICK = 0.2  # seconds: how late a press of Stop can be noticed
 _COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
 _KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
 _ANSWER = 0.1  # seconds
@@ -102,7 +102,8 @@ class Watch:
     def until_over(self, run: Run) -> Run:
         while not self._context.settled:
             began = time.monotonic()
-            events = self._context.poll(_TICK)
+            left = self._deadline - began
+            events = self._context.poll(min(_TICK, left) if left > 0 else _TICK)
             run = self._fold(run, events)
             self._view.show(run, events)
             self._fulfil(run)

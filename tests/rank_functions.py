@@ -102,6 +102,23 @@ def raise_with_teardown_that_hangs(rank: int) -> None:
     raise ValueError("with a teardown that hangs")
 
 
+def goes_on_afterwards(rank: int, path: str) -> str:
+    """What is the person's runs when a spawned interpreter ends: a thread of theirs, then what they have registered."""
+    import atexit
+
+    def say(word: str) -> None:
+        with open(f"{path}-{rank}", "a") as file:
+            file.write(word)
+
+    def late() -> None:
+        threading.main_thread().join(0.2)
+        say("thread ")
+
+    atexit.register(say, "atexit")
+    threading.Thread(target=late).start()
+    return "returned"
+
+
 # ---------------------------------------------------------------- being stopped
 
 
@@ -306,7 +323,7 @@ def surroundings(rank: int, *names: str) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "path": list(sys.path),
         "threads": torch.get_num_threads(),
-        "pgid": os.getpgrp() == os.getpid(),
+        "session": os.getsid(0) == os.getpid(),
     }
 
 

@@ -103,6 +103,11 @@ def test_failed_rank_leaves_at_once_whatever_its_teardown_does(method: str) -> N
     assert time.monotonic() - started < 5
 
 
+def test_a_spawned_rank_does_what_is_the_persons_when_it_ends(tmp_path: Path) -> None:
+    assert spawn(ranks.goes_on_afterwards, f"{tmp_path}/said", method="spawn") == ["returned"] * 2
+    assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["thread atexit"] * 2
+
+
 # ---------------------------------------------------------------- children of ranks, orphans
 
 
@@ -233,7 +238,7 @@ def test_options_are_seen_in_the_rank(method: str) -> None:
     for seen in spawn(ranks.surroundings, "MY_OPTION", "CUDA_VISIBLE_DEVICES", method=method, **options):
         assert seen["env"] == {"MY_OPTION": "1", "CUDA_VISIBLE_DEVICES": "3,1"}
         assert seen["threads"] == 2
-        assert seen["pgid"]
+        assert seen["session"]
 
 
 @light_methods

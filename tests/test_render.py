@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from nbspawn.messages import (
 from nbspawn.render import html, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run, reduce
+from nbspawn.views import Pace
 
 
 @dataclass(frozen=True)
@@ -273,3 +275,25 @@ def test_the_demos_draw(module: str) -> None:
     command = [sys.executable, "-X", "utf8", "-m", f"nbspawn.render.{module}"]
     shown = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     assert "64 ranks" in shown and "SIGSEGV" in shown
+
+
+# ---------------------------------------------------------------- how often
+
+
+@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.1), (0.001, 0.5), (0.1, 1.0)])
+def test_drawing_takes_a_small_part_of_a_processor(monkeypatch: pytest.MonkeyPatch, cost: float, pause: float) -> None:
+    """Seconds that one drawing takes, and then until lines are drawn again; what becomes of a rank is seen sooner."""
+    now, used = 100.0, 0.0
+    monkeypatch.setattr("nbspawn.views.time", SimpleNamespace(monotonic=lambda: now, thread_time=lambda: used))
+    run, pace = run_of(2), Pace()
+    assert pace.due(run)
+    with pace.drawing(run):
+        used += cost
+    printed, ended = (reduce(run, event, 101.0) for event in (Printed(0, ("new",), ""), Exited(0, 101.0, 7)))
+    for state, after in (run, 1.0), (printed, pause), (ended, 0.1):
+        now = 100.0 + after - 0.001
+        assert not pace.due(state)
+        now = 100.0 + after + 0.001
+        assert pace.due(state)
+    pace.forget()
+    assert pace.due(run)

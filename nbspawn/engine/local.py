@@ -40,6 +40,7 @@ from nbspawn.rank.launch import Launch, RunFiles
 from nbspawn.render.stacks import Stack
 
 TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+_TICK_IN_SILENCE = 0.2  # the same, when nothing has been printed for two seconds: a look is felt by ranks in lock-step
 _MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
 _NUDGE = 0.1  # seconds
@@ -83,6 +84,7 @@ class LocalRanks(ProcessContext):
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
         self._swept_at = 0.0
+        self._printed_at = time.monotonic()
         self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
         for sentinel, rank in self.sentinels.items():
@@ -114,6 +116,7 @@ class LocalRanks(ProcessContext):
         self._stacks = Stacks(self.files, self.cell)
         self._ladder, self._asked_where = [], False
         self._busy = set(commands)
+        self._printed_at = time.monotonic()
         own = {
             rank: replace(command, interrupts=self._announced[rank], debug=rank in self._to_break)
             for rank, command in commands.items()
@@ -146,7 +149,7 @@ class LocalRanks(ProcessContext):
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
         if not self.over:
             appointments = [
-                self._swept_at + TICK,
+                self._swept_at + self._tick,
                 self._nudge_at,
                 *(moment for moment, _ in self._ladder[:1]),
             ]
@@ -156,10 +159,15 @@ class LocalRanks(ProcessContext):
             self._climb()
             for rank in list(self._ending):
                 self._notice_exit(rank)
-        if not self.over and time.monotonic() >= self._swept_at + TICK:
+        if not self.over and time.monotonic() >= self._swept_at + self._tick:
             self._sweep()
         events, self._events = self._events, []
         return events
+
+    @property
+    def _tick(self) -> float:
+        """Seconds between two sweeps."""
+        return min(_TICK_IN_SILENCE, max(TICK, (self._swept_at - self._printed_at) / 10))
 
     def _sweep(self) -> None:
         """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
@@ -173,8 +181,10 @@ class LocalRanks(ProcessContext):
         # so take the logs' ends first, then all messages, then the logs up to those ends.
         ends = {rank: self._tails[rank].end() for rank in self.sentinels.values()}
         self._hub.drain()
-        for rank, end in ends.items():
-            self._events += self._tails[rank].read(end)
+        told = [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
+        if told:
+            self._printed_at = self._swept_at
+        self._events += told
         self._measure()
 
     def _measure(self) -> None:

@@ -12,10 +12,7 @@ from nbspawn.messages import DisplayData, Event, InputReply, Printed
 from nbspawn.render import profile, text
 from nbspawn.render.lines import strip_ansi
 from nbspawn.status import Run
-from nbspawn.views import AT_ONCE, StreamView, source
-
-REDRAW = 0.2  # seconds between two redraws, at least
-CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
+from nbspawn.views import AT_ONCE, Pace, StreamView, source
 
 _UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up, then clear to the end of the screen
 
@@ -29,8 +26,7 @@ class ConsoleView(StreamView):
         self._table = table
         self._lines = lines
         self._height = 0
-        self._drawn: Run | None = None
-        self._drawn_at = 0.0
+        self._pace = Pace()
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; a display is shown as its text."""
@@ -39,10 +35,8 @@ class ConsoleView(StreamView):
         printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
         self.hold(printed)
         self.release(if_due=True)
-        now = time.monotonic()
-        passed = now - self._drawn_at
-        at_once = not run.fresh and now - run.started < AT_ONCE
-        if self._live and not at_once and (passed >= CLOCK or (passed >= REDRAW and run != self._drawn)):
+        at_once = not run.fresh and time.monotonic() - run.started < AT_ONCE
+        if self._live and not at_once and self._pace.due(run):
             self._draw(run)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
@@ -54,7 +48,7 @@ class ConsoleView(StreamView):
     def close(self, run: Run) -> bool:
         """The last table stays; kept ranks that were through at once have said what there is to say."""
         cut = super().close(run)
-        if self._drawn is None and run.uneventful and time.monotonic() - run.started < AT_ONCE:
+        if self._pace.drawn is None and run.uneventful and time.monotonic() - run.started < AT_ONCE:
             if run.mark:
                 print(text.brief(run, time.monotonic()), flush=True)
         else:
@@ -72,14 +66,16 @@ class ConsoleView(StreamView):
     def _erase(self) -> None:
         if self._height:
             sys.stdout.write(_UP_AND_CLEAR.format(self._height))
-            self._height, self._drawn_at = 0, 0.0
+            self._height = 0
+            self._pace.forget()
 
     def _draw(self, run: Run) -> None:
         self._erase()
-        self._drawn, self._drawn_at = run, time.monotonic()
-        if self._table:
+        with self._pace.drawing(run) as now:
+            if not self._table:
+                return
             columns, rows = shutil.get_terminal_size()
-            drawn = text.table(run, self._drawn_at, width=columns - 1, color=self._live, source=source).split("\n")
+            drawn = text.table(run, now, width=columns - 1, color=self._live, source=source).split("\n")
             # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one.
             lines = [part for line in drawn for part in _wrapped(line, columns - 1)]
             # A table higher than the screen would scroll, and what has scrolled cannot be erased.

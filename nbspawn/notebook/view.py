@@ -13,10 +13,7 @@ from nbspawn.notebook.displays import RankDisplays
 from nbspawn.render import html, profile, stacks, text
 from nbspawn.render.stacks import Stack
 from nbspawn.status import Run
-from nbspawn.views import AT_ONCE, StreamView, Wish, source
-
-REDRAW = 0.1  # seconds between two redraws, at least
-CLOCK = 1.0  # seconds between two redraws of a run in which nothing has changed but the time
+from nbspawn.views import AT_ONCE, Pace, StreamView, Wish, source
 
 
 class NotebookView(StreamView):
@@ -37,8 +34,7 @@ class NotebookView(StreamView):
         self._kind = kind
         self._lines = lines
         self._id = f"nbspawn-{uuid.uuid4().hex}"
-        self._drawn: Run | None = None
-        self._drawn_at = 0.0
+        self._pace = Pace()
         self._opened_at = 0.0
         self._placed = False
         self._displays = RankDisplays(self._publish, self._say, places)
@@ -90,8 +86,7 @@ class NotebookView(StreamView):
             self.place()
         if not self._placed:
             return
-        passed = time.monotonic() - self._drawn_at
-        if passed >= CLOCK or (passed >= REDRAW and run != self._drawn):
+        if self._pace.due(run):
             self._displays.flush()
             self._draw(run, update=True)
         if self._controls is not None:
@@ -100,7 +95,7 @@ class NotebookView(StreamView):
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """The table stands still until the answer comes, so it has to be true."""
         self.place()
-        if self.run != self._drawn:
+        if self.run != self._pace.drawn:
             self._draw(self.run, update=True)
         if self._controls is None:
             return super().ask(prompt, password)
@@ -150,15 +145,15 @@ class NotebookView(StreamView):
             self._publish(data=data, metadata={})
 
     def _draw(self, run: Run, update: bool) -> None:
-        self._drawn, self._drawn_at = run, time.monotonic()
-        if self._kind == "quiet":
-            return
-        data = {"text/plain": text.table(run, self._drawn_at, source=source)}
-        if self._kind == "html":
-            data["text/html"] = html.table(run, self._drawn_at, source)
-        if run.over and profile.worth_showing(self.profile):
-            if self._lines:
-                data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
+        with self._pace.drawing(run) as now:
+            if self._kind == "quiet":
+                return
+            data = {"text/plain": text.table(run, now, source=source)}
             if self._kind == "html":
-                data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
-        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+                data["text/html"] = html.table(run, now, source)
+            if run.over and profile.worth_showing(self.profile):
+                if self._lines:
+                    data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
+                if self._kind == "html":
+                    data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
+            self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

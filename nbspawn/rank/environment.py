@@ -73,7 +73,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.
 
     gloo's is destroyed by the end of the process. By itself it waits 20 to 40 ms for its threads, and closes nothing
-    that the system does not; only a spawned rank ends as an interpreter does, and runs the destructors in any case.
+    that the system does not.
 
     The store is a file in the run's private directory: no port, no look-up of the host's name (a TCPStore asks
     DNS, see ``serve_own_rendezvous``).
@@ -86,7 +86,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
 
     _make_group(info, os.fspath(launch.files.store))
     yield
-    if dist.is_initialized() and (launch.backend != "gloo" or launch.method == "spawn"):
+    if dist.is_initialized() and launch.backend != "gloo":
         dist.destroy_process_group()
 
 

@@ -24,12 +24,12 @@ from nbspawn.rank.gauges import Gauges
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.stacks import OtherThreads
 
-# Seconds between two looks, and, at least, between two messages: while the run is young (a short one has a profile
-# too), and afterwards, when there is more to be lost.
+# Seconds between two looks: while the run is young (a short one has a profile too), and afterwards.
 _YOUNG = 10.0
-_PACE_YOUNG = (0.1, 0.2)
-_PACE = (0.2, 0.5)
-_PACE_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
+_INTERVAL_YOUNG = 0.1
+_INTERVAL = 0.2
+_SPACING = 0.5  # seconds between two messages, at least
+_SPACING_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
 _RESTING = 0.25  # seconds between two looks whether there is something to run
@@ -92,7 +92,7 @@ class Sampler:
         # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
         of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
         self._clock = of_thread(self._main)
-        self._spacing = _PACE_A_RANK * info.launch.world_size
+        self._spacing = max(_SPACING, _SPACING_A_RANK * info.launch.world_size)
         self._own: dict[str, bool] = {}
         self._spent: dict[Position, float] = {}
         self._at = (Position(), 0.0)
@@ -131,10 +131,10 @@ class Sampler:
         self._at = (seen, since)
         told, told_at = self._at, since
         young_until = since + _YOUNG
-        interval, spacing = _PACE_YOUNG
+        interval = _INTERVAL_YOUNG
         while not self.going_on.acquire(timeout=interval):
             now = time.monotonic()
-            interval, spacing = _PACE_YOUNG if now < young_until else _PACE
+            interval = _INTERVAL_YOUNG if now < young_until else _INTERVAL
             with self._turn:
                 if self._resting or self._command != command:
                     return False
@@ -154,7 +154,7 @@ class Sampler:
                 self._at = (here, since)
                 self._spent[here] = self._spent.get(here, 0.0) + now - looked
                 looked = now
-                due = max(spacing, self._spacing) if self._at != told else _LATEST
+                due = self._spacing if self._at != told else _LATEST
                 if now - told_at >= due and self._tell(now):
                     told, told_at = self._at, now
             for look in self._info.on_look:

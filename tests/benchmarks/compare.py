@@ -421,7 +421,7 @@ def tasks() -> list[Task]:
                     if tool.name in ("torchrun", "accelerate", FORK.name, AUTO.name)
                 ),
             )
-            for what, steps, together in (("computing", 600, False), ("small collectives", 500, True))
+            for what, steps, together in (("computing", 800, False), ("small collectives", 800, True))
         ),
         *(
             Task(

@@ -70,7 +70,7 @@ def rank_main(rank: int, loop: str, pairs: int, often: int) -> tuple[list[float]
     dist.broadcast(steps, 0)
     count = int(steps.item())
     share = _share(step, count)
-    vars(sampler)["_PACE"] = tuple(seconds / often for seconds in sampler._PACE)
+    vars(sampler).update(_INTERVAL=sampler._INTERVAL / often, _SPACING=sampler._SPACING / often)
     ratios = []
     for pair in range(pairs):
         took = {}

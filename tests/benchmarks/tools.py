@@ -86,7 +86,7 @@ _PEERS = (
             "ran = launcher.run(ranked, {fn}, {args})\n"
             "VALUES = [ran.rank(rank) for rank in range({n})]",
         ),
-        "import torchrunx",
+        "import os, torchrunx\nos.environ['TORCHRUNX_LOG_DIR'] = FOLDER + '/logs'",
         values="VALUES",
         needs="torchrunx",
         own_group=True,
