@@ -129,7 +129,7 @@ class Sampler:
         since = time.monotonic()
         looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
         self._at = (seen, since)
-        told, told_at = self._at, since
+        told, told_at = self._at, since - self._spacing  # the first position is told at once
         young_until = since + _YOUNG
         interval = _INTERVAL_YOUNG
         while not self.going_on.acquire(timeout=interval):
