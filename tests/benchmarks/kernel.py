@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,8 @@ class Ran:
 
 
 class Kernel:
-    """A kernel of this Python that sees this tree, and the modules in ``path``."""
+    """A kernel of this Python that sees this tree, and the modules in ``path``. Its working directory is its own: what
+    tools leave there goes with it."""
 
     def __init__(self, path: str) -> None:
         self._manager = KernelManager()
@@ -57,7 +59,9 @@ class Kernel:
             "PYTHONPATH": os.pathsep.join([str(ROOT), path]),
             "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),  # for `!torchrun`
         }
-        self._manager.start_kernel(env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._home = tempfile.TemporaryDirectory()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._manager.start_kernel(env=environment, cwd=self._home.name, **quiet)
         self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)
@@ -116,6 +120,7 @@ class Kernel:
         for process in started:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self._home.cleanup()
 
 
 def _note(message: dict[str, Any], ran: Ran, texts: list[str], displays: dict[str, int], look_for: str) -> bool:

@@ -86,7 +86,7 @@ _PEERS = (
             "ran = launcher.run(ranked, {fn}, {args})\n"
             "VALUES = [ran.rank(rank) for rank in range({n})]",
         ),
-        "import os, torchrunx\nos.environ['TORCHRUNX_LOG_DIR'] = FOLDER + '/logs'",
+        "import torchrunx",
         values="VALUES",
         needs="torchrunx",
         own_group=True,
