@@ -22,7 +22,7 @@ import rank_functions as ranks
 from leftovers import State, alive, assert_nothing_beyond, directories, gone, kept_logs, marked_pids, until
 
 import nbspawn
-from nbspawn.engine import forkserver, local
+from nbspawn.engine import forkserver, launch, local
 from nbspawn.engine.directories import sweep
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -380,6 +380,21 @@ def test_ranks_outlive_the_thread_that_started_them(tmp_path: Path) -> None:
     assert context.join(timeout=0.3) is False
     assert all(map(alive, context.pids()))
     context.close()
+
+
+def test_an_interrupt_while_ranks_start_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the error is kept, which IPython does."""
+
+    def fill(packed: Any, give_up: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        until(give_up, 10)
+
+    assert spawn(ranks.environment, method="forkserver")  # the server stays
+    before = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(launch, "fill", fill)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        spawn(ranks.environment, method="forkserver")
+    assert len(os.listdir("/dev/fd")) == before, caught
 
 
 # ---------------------------------------------------------------- multiprocessing's own state

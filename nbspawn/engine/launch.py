@@ -213,6 +213,8 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             packed[0].close()
         if flag.count:
             context.close()
+            # The error keeps this frame, and with it what it names: the processes, with three descriptors each.
+            del context, started
             raise interrupted(())
     return context
 
