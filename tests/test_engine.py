@@ -387,7 +387,7 @@ def test_an_interrupt_while_ranks_start_leaves_no_file_open(monkeypatch: pytest.
 
     def fill(packed: Any, give_up: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        until(give_up, 10)
+        assert until(give_up, 10), "it was not heard"
 
     assert spawn(ranks.environment, method="forkserver")  # the server stays
     before = len(os.listdir("/dev/fd"))

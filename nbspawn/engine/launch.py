@@ -198,11 +198,12 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
             launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
-            with _starting(files, choice), ThreadPoolExecutor(1) as meanwhile:
+            with _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
                 filled = meanwhile.submit(fill, packed[0], lambda: flag.count) if packed is not None else None
-                started = torch.multiprocessing.start_processes(
-                    main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
-                )
+                with _starting(files, choice):
+                    started = torch.multiprocessing.start_processes(
+                        main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=choice.torch_name
+                    )
                 if filled is not None:
                     filled.result()
                 context = LocalContext(started, files, resources, launch)
@@ -291,12 +292,11 @@ def cores() -> int:
 
 @contextmanager
 def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
-    """What has to be so while torch starts the ranks; ranks that a start which fails half-way leaves are ended."""
+    """What has to be so while torch starts the ranks."""
     if choice.method == "fork":
         fork_safety.pause_openmp()
         for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
             stream.flush()
-    before = set(multiprocessing.active_children())
     # A rank inherits the mask, and lifts it when it has its own handler (rank/process.py): until then an interrupt of
     # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -305,14 +305,22 @@ def _starting(files: RunFiles, choice: Choice) -> Iterator[None]:
             # 3.12+ warns of every fork in a process with threads, and a kernel always has some.
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
             yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def _ended_if_it_fails() -> Iterator[None]:
+    """Ranks that a start which fails half-way leaves are ended."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
     except BaseException:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
             process.join()
             process.close()
         raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
