@@ -69,7 +69,7 @@ def under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ``%%spawn`` gives more, and so both get that."""
     script = tmp_path_factory.mktemp("torchrun") / "train.py"
     # An interpreter that ends normally may abort: threads of torch that free tensors then want its lock
-    # (https://github.com/pytorch/pytorch/pull/179291; once in some hundred runs). Ranks of %%spawn end as this does.
+    # (https://github.com/pytorch/pytorch/pull/179291). Ranks of %%spawn end as this does.
     script.write_text(TRAINING + "    os._exit(0)\n")
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}", script],

@@ -178,7 +178,7 @@ def _leave(channel: Channel, ended: Event) -> NoReturn:
 def _end() -> NoReturn:
     """Ranks of the other methods end with ``os._exit``, a spawned one as an interpreter does; and that aborts now and
     then, after all is done, when a thread of torch's frees a tensor then ("terminate called without an active
-    exception", 1 of 30 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So it does what is
+    exception", 4 of 60 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So it does what is
     the person's, their threads and ``atexit``, and leaves the rest to the system."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
