@@ -22,7 +22,10 @@ from pathlib import Path
 
 import nbspawn
 
-_PACKAGES = ("ipython", "ipykernel", "ipywidgets", "jupyter_client", "cloudpickle", "debugpy", "py-spy")
+_PACKAGES = (
+    *("ipython", "ipykernel", "ipywidgets", "jupyter_client", "cloudpickle"),
+    *("debugpy", "py-spy", "torch_xla", "torch_tpu"),
+)
 _LIMITS = (("open files", resource.RLIMIT_NOFILE), ("processes", resource.RLIMIT_NPROC))
 _GIB = 1 << 30
 _WAIT = 60.0  # seconds: a start that takes longer is reported as a failure
@@ -88,11 +91,12 @@ def start_methods(every_method: bool) -> list[Row]:
 
 
 def devices() -> list[Row]:
-    """The GPUs that ranks would see. CUDA is initialised in a child alone: here it would make fork unsafe."""
+    """The GPUs and TPUs that ranks would see. CUDA is initialised in a child alone: here it would make fork unsafe."""
+    from nbspawn.engine import tpu
     from nbspawn.engine.devices import gpus
 
     found = gpus()
-    rows = [("GPUs", str(found))]
+    rows = [("GPUs", str(found)), ("TPU chips", str(tpu.chips()))]
     if found:
         asked = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=_WAIT)
         told = asked.stdout.splitlines() or asked.stderr.splitlines()[-1:]

@@ -17,7 +17,7 @@ from nbspawn.watch import GRACE_PERIOD
 def spawn(
     fn: Callable[..., Any],
     args: tuple[Any, ...] = (),
-    nprocs: int = 1,
+    nprocs: int | str = 1,
     join: bool = True,
     daemon: bool = False,
     start_method: str = "auto",
@@ -40,11 +40,12 @@ def spawn(
         fn: any function; one that is defined in a cell or in ``__main__`` travels by value, with what it uses.
         args: its arguments after the rank. multiprocessing's queues, locks and events and shared tensors may be among
             them.
-        nprocs: how many ranks.
+        nprocs: how many ranks, or 'gpu', 'cpu', 'xla', 'tpu' or 'auto': one a device of that kind.
         join: wait, show what the ranks print, and return their Results; else return a context at once.
         daemon: as in multiprocessing.
         start_method: 'auto', 'fork', 'forkserver' or 'spawn' (DESIGN: the fork server if what is used can travel).
-        backend: make and destroy a process group around ``fn``: 'gloo', 'nccl'.
+        backend: make and destroy a process group around ``fn``: 'gloo', 'nccl', 'xla' (torch_xla), 'tpu_dist'
+            (torch_tpu), or 'auto' for the one that fits.
         env: environment variables for the ranks, beside the kernel's.
         devices: the CUDA devices that the ranks may see.
         threads: intra-op threads a rank; default OMP_NUM_THREADS, else the cores shared out.
@@ -84,7 +85,7 @@ def spawn(
     job = FunctionJob(fn, args, views.cell_names(), pdb, show_locals)
     if join:
         return session.perform(job)
-    context = start(job, nprocs, *settle(job, start_method), session.options)
+    context = start(job, session.nprocs, *settle(job, session.options), session.options)
     context.serve()
     return context
 
@@ -104,7 +105,8 @@ def start_processes(
     Without, it returns a context to ``join``.
     """
     job = FunctionJob(fn, args, views.cell_names())
-    context = start(job, nprocs, *settle(job, start_method), Options(start_method, daemon=daemon))
+    options = Options(start_method, daemon=daemon)
+    context = start(job, nprocs, *settle(job, options), options)
     if not join:
         context.serve()
         return context

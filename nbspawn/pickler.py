@@ -4,8 +4,9 @@ This is cloudpickle with five differences:
 
 - memory of tensors goes out of band, as numpy's does by itself. Torch's tensors of every layout take themselves apart
   into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
-- CUDA tensors travel as copies in CPU memory. In a rank they are on the device of that rank, whichever they were on
-  in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA can fork no rank.
+- CUDA, XLA and TPU tensors travel as copies in CPU memory. In a rank they are on the device of that rank, whichever
+  they were on in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA or XLA can fork
+  no rank, and one that has initialised a TPU holds it.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
   person moved to shared memory) is set *beside* the stream, which holds its index.
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
@@ -29,6 +30,8 @@ from multiprocessing import context, reduction
 from typing import Any, Protocol
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
+
+_WITHOUT_STORAGE = ("xla", "tpu")  # nothing of these can be taken apart; torch pickles a copy that remembers the device
 
 # Their reducers in multiprocessing are only there because plain pickle once could not do these types; cloudpickle can.
 _ORDINARY_MODULES = {"builtins", "functools", "array"}
@@ -159,6 +162,8 @@ def _worth_returning(tensor: Any, torch: Any) -> Any:
     """A result as plain values: the history stays in the rank, and `batch[0]` does not take the whole batch along."""
     if not tensor.is_leaf:
         tensor = tensor.detach()
+    if type(tensor) is torch.Tensor and tensor.device.type in _WITHOUT_STORAGE:
+        tensor = tensor.cpu()
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad:
         if tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size() + OUT_OF_BAND:
             return tensor.clone()

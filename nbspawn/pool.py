@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from nbspawn import views
 from nbspawn.background import BehindView, Handle
-from nbspawn.engine import inherited
+from nbspawn.engine import inherited, xla
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import FunctionJob, Job, Options, fill, pack, settle, start
@@ -57,6 +57,7 @@ class Pool:
     def _forget(self) -> None:
         self._context: LocalContext | None = None
         self._how = ("", "")
+        self._notes: tuple[str, ...] = ()
         self._used = False
         self._packed = 0.0
         self._cut = False
@@ -185,11 +186,11 @@ class Pool:
         done = self._start(job) if self._context is None else self._command(job, asked)
         context = self._living()
         logs = str(context.files.logs)
-        how = ("kept ranks", "") if self._used else self._how
+        how, notes = (("kept ranks", ""), ()) if self._used else (self._how, self._notes)
         run = Run.new(self.nprocs, *how, logs, started, context.cell, job.source, job.names)
         if self.options.keep:
             run = run.of_kept(asked if self._used else None)
-        run = replace(run, mark=terms.mark, packed=self._packed)
+        run = replace(run, mark=terms.mark, packed=self._packed, notes=notes)
         self._used = True
         watch = Watch(terms, context, interrupted)
         with ExitStack() as undo:
@@ -209,11 +210,16 @@ class Pool:
         return watch, finish
 
     def _start(self, job: Job) -> Callable[[], None]:
-        choice, packed = settle(job, self.options.start_method)
+        options = self.options
+        choice, packed = settle(job, options)
+        if options.accelerator == "xla" and (
+            note := xla.note(self.nprocs, {**os.environ, **options.env}, options.backend)
+        ):
+            self._notes = (note,)
         self._how = (choice.title, choice.why)
         self.since = self._packed = time.monotonic()
-        self._context = start(job, self.nprocs, choice, packed, self.options)
-        if self.options.keep:
+        self._context = start(job, self.nprocs, choice, packed, options)
+        if options.keep:
             self._context.serve()
         self._sent = [set(job.sources) for _ in range(self.nprocs)]
         return _no_more

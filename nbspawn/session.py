@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbspawn import views
+from nbspawn.engine.devices import resolve
 from nbspawn.engine.launch import CellJob, FunctionJob, Job, Options
 from nbspawn.errors import UsageError
 from nbspawn.messages import RunCell
@@ -82,7 +83,7 @@ class Session(Pool, Members):
 
     def __init__(
         self,
-        nprocs: int,
+        nprocs: int | str,
         *,
         start_method: str = "auto",
         backend: str | None = None,
@@ -100,11 +101,12 @@ class Session(Pool, Members):
         view: View | None = None,
         keep: bool = True,
     ) -> None:
+        ranks, backend, accelerator = resolve(nprocs, backend, env or {}, devices)
         options = Options(
-            start_method, backend, env or {}, devices, threads, log_dir, keep, pdb, debugpy, daemon=daemon
+            start_method, backend, accelerator, env or {}, devices, threads, log_dir, keep, pdb, debugpy, daemon=daemon
         )
-        Pool.__init__(self, nprocs, options, Terms(timeout, grace_period, view), idle_timeout)
-        Members.__init__(self, self, range(nprocs))
+        Pool.__init__(self, ranks, options, Terms(timeout, grace_period, view), idle_timeout)
+        Members.__init__(self, self, range(ranks))
         self.pdb, self.show_locals = pdb, show_locals
         self._cells = 0
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from leftovers import until
 
 import nbspawn
 from nbspawn.engine import fork_safety, forkserver, start_method
-from nbspawn.engine.launch import FunctionJob, settle
+from nbspawn.engine.launch import FunctionJob, Options, settle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def chosen(fn: Any = ranks.succeed, args: tuple[Any, ...] = (), requested: str = "auto") -> start_method.Choice:
-    choice, packed = settle(FunctionJob(fn, args), requested)
+    choice, packed = settle(FunctionJob(fn, args), Options(requested))
     if packed is not None:
         packed[0].close()
     return choice
@@ -121,6 +122,7 @@ def poisoned_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA build in which ``torch.cuda.is_available()`` was called: a forked child finds itself in a bad fork, and
     nothing in the kernel says so. (The one mock: this machine has no CUDA.)"""
     kernel = os.getpid()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: os.getpid() != kernel)
 
@@ -129,6 +131,31 @@ def test_poisoned_cuda_forbids_fork(poisoned_cuda: None) -> None:
     assert not torch.cuda.is_initialized()
     with pytest.raises(nbspawn.StartError, match="CUDA was used.*forkserver"):
         nbspawn.spawn(ranks.succeed, nprocs=2, start_method="fork")
+
+
+COMPILED = """
+import torch, sys, warnings
+from nbspawn.engine.fork_safety import fork_hazards
+warnings.simplefilter("ignore")
+import torch._inductor.async_compile
+assert fork_hazards() == [], "importing it starts nothing"
+torch.compile(lambda x: (x * 2).sin().sum())(torch.ones(1000))
+print(fork_hazards())
+"""
+
+
+def test_torch_compile(tmp_path: Path) -> None:
+    """In a process of its own: it starts threads that stay."""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, env=env, timeout=120)
+    assert "torch.compile has started its workers" in ran.stdout, ran.stderr
+
+
+def test_without_a_gpu_there_is_nothing_to_poison(poisoned_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for CUDA on a machine without it; torch_xla asks it for GPUs when it is imported."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(fork_safety, "_without_gpu", False)
+    assert list(nbspawn.spawn(ranks.square, nprocs=2, start_method="fork")) == [0, 1]
 
 
 def test_auto_goes_to_the_fork_server_with_a_poisoned_cuda(poisoned_cuda: None) -> None:

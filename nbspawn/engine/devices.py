@@ -1,26 +1,88 @@
-"""How many ranks ``auto``, ``gpu`` and ``cpu`` mean here, found without touching an accelerator's runtime."""
+"""What the ranks compute on: how many ranks that makes, and the backend of their process group.
+
+Found without touching an accelerator's runtime: a kernel that has initialised CUDA can fork no rank, and one that has
+initialised a TPU holds it, so that no rank can use it at all.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from nbspawn.engine import tpu, xla
 from nbspawn.engine.launch import cores
 from nbspawn.errors import UsageError
 
+WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
+_BACKENDS = {"xla": xla.BACKEND, "tpu": tpu.BACKENDS[0]}
 
-def count_ranks(wanted: int | str) -> int:
-    """A number stays; 'gpu' is one rank a GPU, 'cpu' one a core, 'auto' the first where there is a GPU.
 
-    Raises UsageError for 'gpu' where there is none.
+class Resolved(NamedTuple):
+    """``accelerator`` is 'xla' (torch_xla) or 'tpu' (torch_tpu), which have to be made ready; '' for CUDA and the CPU,
+    which ranks find by themselves."""
+
+    nprocs: int
+    backend: str | None
+    accelerator: str
+
+
+def resolve(
+    nprocs: int | str, backend: str | None, env: Mapping[str, str], visible: Sequence[int] | None = None
+) -> Resolved:
+    """What a number of ranks or one of WORDS, and a backend ('auto' too), mean here. ``env`` is for the ranks, beside
+    this process's; ``visible`` are the GPUs that they may see.
+
+    Raises UsageError for what is not here, and for what cannot go together.
     """
-    if isinstance(wanted, int):
-        return wanted
-    if wanted == "cpu":
-        return cores()
-    found = gpus()
-    if found == 0 and wanted == "gpu":
+    env = {**os.environ, **env}
+    accelerator = _accelerator(nprocs, backend)
+    if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():
+        accelerator = "tpu" if tpu.installed() else "xla" if xla.installed() else ""
+    if accelerator == "xla":
+        xla.check()
+        found = xla.count(env)
+    elif accelerator == "tpu":
+        found = tpu.count()
+    else:
+        found = _gpus(visible)
+    if accelerator and visible is not None:
+        raise UsageError(f"--devices is for GPUs: torch_{accelerator} gives each rank the TPU of its number")
+    if nprocs == "gpu" and not found:
         raise UsageError("there is no GPU that torch can use here: give a number of ranks, or cpu")
-    return found or cores()
+    ranks = cores() if nprocs == "cpu" else (found or cores()) if isinstance(nprocs, str) else nprocs
+    if backend == "auto":
+        backend = _BACKENDS.get(accelerator) or ("nccl" if nprocs != "cpu" and 1 <= ranks <= found else "gloo")
+    if backend == "nccl":
+        _check_nccl(ranks, found)
+    return Resolved(ranks, backend, accelerator)
+
+
+def _accelerator(nprocs: int | str, backend: str | None) -> str:
+    by_backend = "xla" if backend == xla.BACKEND else "tpu" if backend in tpu.BACKENDS else ""
+    if isinstance(nprocs, str) and nprocs not in WORDS:
+        raise UsageError(f"{nprocs!r} is neither a number of ranks nor one of {', '.join(WORDS)}")
+    by_number = nprocs if isinstance(nprocs, str) and nprocs in _BACKENDS else ""
+    if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend:
+        raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which takes the one that fits")
+    return by_backend or by_number
+
+
+def _gpus(visible: Sequence[int] | None) -> int:
+    found = gpus()
+    return found if visible is None else min(found, len(visible))
+
+
+def _check_nccl(ranks: int, found: int) -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        raise UsageError("nccl needs GPUs, and this torch is built without CUDA: use -b gloo (or auto)")
+    if 0 < found < ranks:
+        raise UsageError(
+            f"nccl has one rank a GPU, and there are {found} GPUs for {ranks} ranks: use {found} ranks (or gpu), or "
+            "-b gloo"
+        )
 
 
 def gpus() -> int:

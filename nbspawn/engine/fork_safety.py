@@ -41,11 +41,20 @@ def note_cell(number: int) -> None:
 
 def fork_hazards() -> list[str]:
     """What runs in this process and would be broken in a forked copy of it, a sentence each; microseconds."""
-    told = []
-    for name, sentence in _running().items():
-        number = _first_seen.get(name)
-        told.append(sentence + (f" (since cell {number} ran)" if number is not None else ""))
-    return told
+    return [sentence + _since(name) for name, sentence in _running().items()]
+
+
+def holds_the_tpu(name: str) -> str:
+    """Why no rank can be started, by any method, when the runtime 'xla' or 'tpu' is initialised in this kernel."""
+    return (
+        f"this kernel holds the TPU{_since(name)}, and then no other process can use it: restart the kernel, and use "
+        "the device in cells with %%spawn only"
+    )
+
+
+def _since(name: str) -> str:
+    number = _first_seen.get(name)
+    return f" (since cell {number} ran)" if number is not None else ""
 
 
 def _running() -> dict[str, str]:
@@ -61,8 +70,11 @@ def _running() -> dict[str, str]:
             "this kernel is a member of a process group, whose sockets and threads a forked rank would inherit dead "
             "(torch.distributed.destroy_process_group() ends it)"
         )
-    if "torch._inductor.compile_worker.subproc_pool" in sys.modules:
+    if _has_compiled():
         found["compile"] = "torch.compile has started its workers in this kernel; it hangs in a forked rank"
+    if "torch_tpu" in sys.modules:
+        # It takes part in each backward, which in a forked child without a TPU hangs for ten minutes.
+        found["torch_tpu"] = "torch_tpu is loaded in this kernel, and is not made for forked processes"
     xla = sys.modules.get("_XLAC")
     if xla is not None and xla._xla_runtime_is_initialized():
         found["xla"] = "the XLA runtime is initialised in this kernel; it hangs in a forked rank"
@@ -70,6 +82,14 @@ def _running() -> dict[str, str]:
     if bridge is not None and getattr(bridge, "backends_are_initialized", bool)():
         found["jax"] = "JAX has started its threads in this kernel"
     return found
+
+
+def _has_compiled() -> bool:
+    """Has torch.compile started the threads whose executor a forked process would wait for? Its modules alone, which
+    torch_xla and torch_tpu import, start none."""
+    compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    asked = getattr(getattr(compiler, "pool", None), "cache_info", None)
+    return compiler is not None and (asked is None or asked().currsize > 0)
 
 
 # ---------------------------------------------------------------- locks
@@ -117,7 +137,7 @@ def poisoned_runtimes() -> list[str]:
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return []
-    return _in_forked_child(_ask_cuda)
+    return _answers(_ask_cuda)
 
 
 def probe() -> list[str]:
@@ -128,7 +148,7 @@ def probe() -> list[str]:
     if "torch" not in sys.modules:
         return []
     pause_openmp()
-    return _in_forked_child(_try_torch)
+    return _answers(_try_torch)
 
 
 def probe_if_changed() -> list[str]:
@@ -153,12 +173,26 @@ def _threads() -> int:
         return threading.active_count()
 
 
+_SPOILED = "CUDA was used or asked for in this kernel, and a forked rank could not use it any more"
+_without_gpu = False
+"""There is none to be used."""
+
+
+def _answers(question: Callable[[], str]) -> list[str]:
+    """What a forked child says. Where a build for CUDA runs without a GPU, there is nothing to spoil (torch_xla asks it
+    for GPUs when it is imported). Their number is asked for here only when this process has been spoiled already."""
+    global _without_gpu
+    found = _in_forked_child(question)
+    if found == [_SPOILED] and sys.modules["torch"].cuda.device_count() == 0:
+        _without_gpu = True
+        found = _in_forked_child(question)
+    return found
+
+
 def _ask_cuda() -> str:
     import torch
 
-    if torch.cuda._is_in_bad_fork():
-        return "CUDA was used or asked for in this kernel, and a forked rank could not use it any more"
-    return ""
+    return _SPOILED if torch.cuda._is_in_bad_fork() and not _without_gpu else ""
 
 
 def _try_torch() -> str:

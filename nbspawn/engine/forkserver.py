@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import (
     connection,
@@ -47,7 +47,7 @@ _BASE = ("nbspawn.rank.preload",)
 _SHELL = ("nbspawn.rank.preload_shell",)
 
 # Importing these starts threads or a runtime, and a process with threads is no safe thing to fork.
-_NOT_PRELOADED = {"jax", "jaxlib", "tensorflow", "torch_xla", "torch_tpu", "ray", "pyspark", "dask", "distributed"}
+_NOT_PRELOADED = {"jax", "jaxlib", "tensorflow", "torch_tpu", "ray", "pyspark", "dask", "distributed"}
 
 
 class PrivateServer:
@@ -74,10 +74,16 @@ class PrivateServer:
         """Has a server finished its imports?"""
         return self._current is not None
 
+    def has(self, packages: Iterable[str]) -> bool:
+        """Is there a server that has imported these packages, or has tried to?"""
+        tops = {name.partition(".")[0] for name in self._preloaded}
+        return self.warm and tops.issuperset(packages)
+
     def warm_up(self, packages: Iterable[str] = ()) -> None:
         """Have a server that has imported ``packages`` too, soon; returns at once. The present one, if there is one,
         serves until its successor is ready."""
-        wanted = _BASE + (_SHELL if "IPython" in sys.modules else ()) + tuple(sorted(packages))
+        theirs = {name for name in self._preloaded if name not in _BASE + _SHELL}.union(packages)
+        wanted = _BASE + (_SHELL if "IPython" in sys.modules else ()) + tuple(sorted(theirs))
         if set(wanted) <= set(self._preloaded) or (self._warming is not None and self._warming.is_alive()):
             return
         self._retired = [old for old in self._retired if not _has_ended(old)]
@@ -86,12 +92,14 @@ class PrivateServer:
         self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
         self._warming.start()
 
-    def get(self) -> forkserver.ForkServer:
-        """The server; waits for the first one to be ready (about 1 s). Raises OSError if it is not in 60 s."""
-        if self._current is None:
-            self.warm_up()
-            if self._warming is not None:
-                self._warming.join(_START_SECONDS)
+    def get(self, packages: Sequence[str] = ()) -> forkserver.ForkServer:
+        """The server; waits for the first one to be ready (about 1 s), and for one that has these packages. Raises
+        OSError if there is none in 60 s."""
+        for _ in range(2):  # the one that is warming up may have been begun without the packages
+            if self._current is None or not self.has(packages):
+                self.warm_up(packages)
+                if self._warming is not None:
+                    self._warming.join(_START_SECONDS)
         if self._current is None:
             raise OSError(f"{self._failure} (python -m nbspawn tells more)")
         return self._current  # type: ignore[no-any-return]

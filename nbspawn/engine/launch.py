@@ -21,7 +21,7 @@ from typing import Any
 import torch.multiprocessing
 
 from nbspawn import guardian, payload
-from nbspawn.engine import fork_safety, start_method
+from nbspawn.engine import fork_safety, start_method, tpu, xla
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.inherited import kernel_sockets
@@ -41,7 +41,10 @@ class Options:
 
     start_method: str = "auto"
     backend: str | None = None
-    """The process group to make in each rank: 'gloo', 'nccl'; None leaves it to the person's own code."""
+    """The process group to make in each rank: 'gloo', 'nccl', 'xla', 'tpu_dist'; None leaves it to the person's own
+    code."""
+    accelerator: str = ""
+    """'xla' (torch_xla) or 'tpu' (torch_tpu), which have to be made ready; '' for CUDA and the CPU."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables beside the kernel's."""
     devices: Sequence[int] | None = None
@@ -154,9 +157,10 @@ _DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a
 _DESCRIPTORS_A_RUN = 32
 
 
-def settle(job: Job, requested: str) -> tuple[Choice, Any]:
+def settle(job: Job, options: Options) -> tuple[Choice, Any]:
     """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``."""
-    return start_method.choose(requested, partial(pack, job), job.variables, job.kind)
+    needed = (xla.PACKAGE,) if options.accelerator == "xla" else ()
+    return start_method.choose(options.start_method, partial(pack, job), job.variables, job.kind, needed)
 
 
 def pack(job: Job) -> tuple[payload.Packed, Any]:
@@ -183,8 +187,9 @@ def fill(packed: payload.Packed, give_up: Callable[[], object] = lambda: False) 
 def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) -> LocalContext:
     """Start ``nprocs`` ranks and return at once; ``choice`` and ``packed`` are what ``settle`` gave.
 
-    Raises StartError if the operating system refuses, UsageError for a log directory that cannot be used or a debugpy
-    that is not there, and KeyboardInterrupt if one came meanwhile; then no rank is left.
+    Raises StartError if the operating system refuses or this process holds the TPU, UsageError for a log directory that
+    cannot be used, a debugpy that is not there or ranks that the accelerator cannot have, and KeyboardInterrupt if one
+    came meanwhile; then no rank is left.
     """
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
@@ -246,6 +251,8 @@ def _check_descriptors(nprocs: int) -> None:
 def _launch(
     job: Job, nprocs: int, choice: Choice, packed: Any, options: Options, files: RunFiles, rendezvous: Rendezvous
 ) -> Launch:
+    if options.accelerator == "tpu":
+        tpu.prepare(nprocs)
     threads = options.threads or default_threads(nprocs)
     if choice.method == "fork" and not fork_safety.openmp_can_be_paused():
         threads = 1
@@ -256,6 +263,8 @@ def _launch(
     if options.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
     env.update(options.env)
+    if options.accelerator == "xla":
+        env.update(xla.prepare(nprocs, env))
     job_of_ranks: dict[str, Any]
     if packed is None:
         inherited_job, command = job.inherited()
@@ -270,6 +279,7 @@ def _launch(
         files=files,
         threads=threads,
         backend=options.backend,
+        accelerator=options.accelerator,
         keep=options.keep,
         patient=options.patient or options.debugpy or options.keep,
         debugpy=options.debugpy,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,15 @@ class Choice:
         return self.method
 
 
-def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, object], kind: str) -> tuple[Choice, Any]:
+def choose(
+    requested: str,
+    pack: Callable[[], Any],
+    variables: Mapping[str, object],
+    kind: str,
+    needed: Sequence[str] = (),
+) -> tuple[Choice, Any]:
     """Settle the method and pack the job, a ``kind`` that uses ``variables``, if it has to travel: ``(choice, packed
-    or None)``.
+    or None)``. ``needed`` are modules that take seconds to import, and that each rank needs.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
     either, UsageError for an unknown method.
@@ -60,13 +67,14 @@ def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, obje
     def unsafe() -> list[str]:
         return held_locks(variables) or unsafe_to_fork()
 
-    was_warm = server.warm
+    was_warm = server.has(needed)
     if requested == "forkserver":
-        _wait_for_server()
+        _wait_for_server(needed)
     if requested != "auto":
         return Choice(requested, "as you asked", was_warm), pack()
-    if not was_warm and hasattr(os, "fork") and not unsafe():
-        server.warm_up()
+    # A fork of a kernel without the modules would have each rank import them: then waiting for the server is faster.
+    if not was_warm and hasattr(os, "fork") and all(name in sys.modules for name in needed) and not unsafe():
+        server.warm_up(needed)
         return Choice("fork", "safe here, and the fork server is still warming up"), None
     try:
         packed = pack()
@@ -77,7 +85,7 @@ def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, obje
             raise PayloadError(f"{stuck}\n{also}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
     try:
-        _wait_for_server()
+        _wait_for_server(needed)
     except StartError as failure:
         hazards = unsafe()
         if hazards:
@@ -87,9 +95,9 @@ def choose(requested: str, pack: Callable[[], Any], variables: Mapping[str, obje
     return Choice("forkserver", f"everything that the {kind} uses can travel", was_warm), packed
 
 
-def _wait_for_server() -> None:
+def _wait_for_server(needed: Sequence[str]) -> None:
     try:
-        server.get()
+        server.get(needed)
     except OSError as failure:
         raise StartError(f"the fork server cannot start: {failure}") from None
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 VIEWS = ("auto", "widget", "html", "text", "quiet")
 WORDS = ("auto", "debug", "interrupt", "logs", "restart", "stacks", "stop", "wait")
 """Of ``%ranks``."""
-_WORDS = ("auto", "cpu", "gpu")
+_WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
 
 
 class Parser(argparse.ArgumentParser):
@@ -99,7 +99,8 @@ def _parser() -> Parser:
         type=_ranks,
         nargs="?",
         default="auto",
-        help="how many ranks: a number, cpu (one a core), gpu (one a GPU), auto (default: gpu where there is one)",
+        help="how many ranks: a number, cpu (one a core), gpu (one a GPU), xla or tpu (one a TPU chip, by torch_xla or "
+        "torch_tpu), auto (default: one a GPU or TPU chip where there is one, else one a core)",
     )
     add(
         "-m",
@@ -108,7 +109,13 @@ def _parser() -> Parser:
         default="auto",
         help="how the ranks' processes are made (default auto: the fork server where what the cell uses can travel)",
     )
-    add("-b", "--backend", metavar="NAME", help="make and destroy the process group: gloo, nccl")
+    add(
+        "-b",
+        "--backend",
+        metavar="NAME",
+        help="make and destroy the process group: gloo, nccl, xla (torch_xla), tpu_dist (torch_tpu), or auto (the one "
+        "that fits)",
+    )
     _add_common(add)
     add("--env", metavar="K=V", type=_setting, nargs="+", action="extend", default=[], help="environment of the ranks")
     add("--devices", metavar="0,2", type=_devices, help="the GPUs that the ranks may use (default: all)")

@@ -30,7 +30,6 @@ class SpawnMagics(Magics):
     @cell_magic
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
-        from nbspawn.engine.devices import count_ranks
         from nbspawn.errors import UsageError
         from nbspawn.notebook import cell as cells
         from nbspawn.notebook import ranks
@@ -48,7 +47,7 @@ class SpawnMagics(Magics):
         pdb = given.pdb or self.shell.call_pdb
         name = ranks.name_for(self.sessions, given)
         session = Session(
-            count_ranks(given.nprocs),
+            given.nprocs,
             start_method=given.start_method,
             backend=given.backend,
             env=dict(given.env),

@@ -15,14 +15,18 @@ from nbspawn.messages import Regroup
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
 
+server_began_with: frozenset[str] = frozenset()
+"""The variables that the fork server had from the kernel; the others of its environment its imports have set."""
+
 
 def set_environment(info: RankInfo) -> None:
-    """Replace ``os.environ`` by the kernel's at launch (a fork server's is as old as the server), plus this rank's own
-    part of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables."""
+    """Make ``os.environ`` the kernel's at launch (a fork server's is as old as the server), plus this rank's own part
+    of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. What imports
+    have set in this process stays, where the kernel has nothing of that name: torch_xla finds its library by such a
+    variable."""
     launch = info.launch
-    if launch.method != "fork":
-        for name in os.environ.keys() - launch.env.keys():
-            del os.environ[name]
+    for name in server_began_with - launch.env.keys():
+        os.environ.pop(name, None)
     os.environ.update(launch.env, RANK=str(info.rank), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.rank))
 
 
@@ -86,7 +90,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
 
     _make_group(info, os.fspath(launch.files.store))
     yield
-    if dist.is_initialized() and launch.backend != "gloo":
+    if dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()
 
 
@@ -115,7 +119,12 @@ def _make_group(info: RankInfo, path: str) -> None:
     import torch.distributed as dist
 
     launch = info.launch
+    backend = launch.backend
+    if backend == "xla":
+        from nbspawn.rank import xla
+
+        backend = xla.backend()
     store = dist.FileStore(path, launch.world_size)
     # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
     timeout = datetime.timedelta(days=1) if launch.patient else None
-    dist.init_process_group(launch.backend, timeout=timeout, store=store, rank=info.rank, world_size=launch.world_size)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=info.ordinal, world_size=launch.world_size)

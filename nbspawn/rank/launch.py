@@ -89,6 +89,8 @@ class Launch:
     """Intra-op threads of torch and OpenMP in each rank."""
     backend: str | None
     """The process group to make before the first command runs, None for none."""
+    accelerator: str
+    """'xla' (torch_xla) or 'tpu' (torch_tpu), if the ranks are for one of them; else ''."""
     command: RunFunction | RunCell
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
     keep: bool = False
@@ -109,15 +111,17 @@ class Launch:
 
 @dataclass
 class RankInfo:
-    """Which rank this process is, its run, and what it runs now. ``names`` are what IPython calls the notebook's cells,
-    by file name; ``regrouped`` is the number of the last ``Regroup``. Who has something to do when a further command
-    begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the rank seems
-    to wait), adds it to the lists."""
+    """Which rank this process is, its run, and what it runs now. ``ordinal`` is the rank's number to the program, the
+    same but for torch_xla, which gives its own on a TPU (rank/xla.py). ``names`` are what IPython calls the notebook's
+    cells, by file name; ``regrouped`` is the number of the last ``Regroup``. Who has something to do when a further
+    command begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the
+    rank seems to wait), adds it to the lists."""
 
     rank: int
     launch: Launch
     interrupts: Interrupts
     command: RunFunction | RunCell
+    ordinal: int = -1
     names: dict[str, str] = field(default_factory=dict)
     regrouped: int = 0
     on_begin: list[Callable[[], None]] = field(default_factory=list)
@@ -125,6 +129,7 @@ class RankInfo:
     on_look: list[Callable[[bool], object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.ordinal = self.rank
         self.begin(self.command)
 
     def begin(self, command: RunFunction | RunCell) -> None:

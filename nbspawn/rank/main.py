@@ -18,6 +18,7 @@ from nbspawn import buffers, payload
 from nbspawn.messages import Event, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
 from nbspawn.rank import (
     debugger,
+    device,
     environment,
     listener,
     namespace,
@@ -43,6 +44,7 @@ FEATURES: tuple[Feature, ...] = (
     listener.listening,
     stuck.freeing,
     sampler.sampling,
+    device.ready,
     environment.process_group,
 )
 
@@ -139,7 +141,7 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     try:
         with info.interrupts.enabled():
             job = _job(info)
-            return outcome.returned(info.rank, job["fn"](info.rank, *job["args"]))
+            return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"]))
     except BaseException as error:
         shown = variables.of_error(error, info.names) if command.show_locals else ()
         ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)

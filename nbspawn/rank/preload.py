@@ -6,6 +6,8 @@ kernel's, and a rank that dies before it has a log would write there), and the r
 
 import os
 
+_began_with = frozenset(os.environ)
+
 _null = os.open(os.devnull, os.O_RDWR)
 for _fd in (0, 1, 2):
     os.dup2(_null, _fd)
@@ -17,5 +19,7 @@ import cloudpickle  # noqa: E402, F401
 import torch.distributed  # noqa: E402
 import torch.multiprocessing  # noqa: E402, F401
 
-import nbspawn.rank.device  # noqa: E402
-import nbspawn.rank.main  # noqa: E402, F401
+import nbspawn.rank.environment  # noqa: E402
+import nbspawn.rank.main  # noqa: E402
+
+nbspawn.rank.environment.server_began_with = _began_with

@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn.messages import ClearOutput, DisplayData, RunCell
-from nbspawn.rank import debugger, device, outcome, prompts, stdio
+from nbspawn.rank import debugger, device, hosts, outcome, prompts, stdio
 from nbspawn.rank import variables as variables_shown
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
@@ -151,10 +151,10 @@ def run(
             shell.user_ns.update(variables())
             if first:
                 shell.user_ns.update(
-                    rank=rank,
+                    rank=info.ordinal,
                     local_rank=rank,
                     world_size=launch.world_size,
-                    device=device.choose(rank),
+                    device=device.choose(info),
                     __name__="__main__",
                 )
             ran = shell.run_cell(command.source, store_history=False)
@@ -296,15 +296,14 @@ def _json_ready(data: Mapping[str, Any]) -> dict[str, Any]:
 def _silence_kernel(shell: InteractiveShell, info: RankInfo, channel: Channel) -> None:
     """Under fork: an inherited ZMQ socket hangs for ever when it is used, so nothing of the kernel may speak."""
     kernel = shell.kernel
-    os.environ["USE_NATIVE_IPYTHON_SYSTEM_COMMANDS"] = "1"  # Colab's own `!cmd` polls the kernel's stdin socket
+    hosts.native_commands()
+    hosts.plain_errors(shell)
     kernel.session.send = lambda *args, **kwargs: None
     kernel.session.recv = lambda *args, **kwargs: (None, None)
     kernel.raw_input = lambda prompt="": prompts.ask(info, channel, prompt, password=False)
     kernel.getpass = lambda prompt="", *args, **kwargs: prompts.ask(info, channel, prompt, password=True)
-    if "comm" in sys.modules:  # widgets made in a rank (ipywidgets 8) have nobody to talk to
-        import comm
-
-        comm.create_comm = comm.DummyComm
+    if "comm" in sys.modules:  # ipywidgets 8
+        hosts.silent_widgets(sys.modules["comm"])
 
 
 def _plain_progress_bars(shell: InteractiveShell) -> None:

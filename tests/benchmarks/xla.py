@@ -1,0 +1,86 @@
+"""How long ranks of torch_xla take to start: nbspawn's fork and fork server beside bare processes, in turns.
+
+    PJRT_DEVICE=CPU .venv-xla-colab/bin/python tests/benchmarks/xla.py [--rounds N]
+
+Four ranks on XLA's CPU device, from a cell of a real kernel that has imported torch_xla and never used its device. The
+peer is ``torch.multiprocessing.start_processes`` by fork, whose function calls what torch_xla's own launcher calls in
+each of its processes; the launcher itself has one process only here. Every rank multiplies two matrices on its device
+and notes when (CLOCK_MONOTONIC); the second time is that of the whole cell. Medians, least and greatest; ratios are the
+medians of those of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from kernels import Kernel, ok
+
+RANKS = 4
+
+SETUP = """
+import time, torch, torch_xla, torch.multiprocessing
+import nbspawn
+from nbspawn.engine.forkserver import server
+
+def compute(rank):
+    x = torch.ones(64, 64, device="xla")
+    (x @ x).sum().item()
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write(str(time.monotonic()))
+
+def bare(rank):
+    import torch_xla.runtime
+    from torch_xla._internal import pjrt
+    pjrt.initialize_multiprocess(rank, ranks)
+    torch_xla.runtime._init_world_size_ordinal()
+    compute(rank)
+
+def timed(run):
+    began = time.monotonic()
+    run()
+    ended = time.monotonic()
+    return max(float(open(f"{folder}/{rank}").read()) for rank in range(ranks)) - began, ended - began
+
+server.get(["torch_xla"])
+"""
+
+TOOLS = {
+    "bare torch, fork": "torch.multiprocessing.start_processes(bare, nprocs=ranks, start_method='fork')",
+    "nbspawn, fork": "nbspawn.spawn(compute, nprocs=ranks, backend='xla', start_method='fork')",
+    "nbspawn, fork server": "nbspawn.spawn(compute, nprocs=ranks, backend='xla', start_method='forkserver')",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in TOOLS}
+    with tempfile.TemporaryDirectory() as folder, Kernel(Path(folder), PJRT_DEVICE="CPU") as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        ok(kernel.execute(f"folder, ranks = {folder!r}, {RANKS}\n{SETUP}"))
+        for number in range(rounds + 1):
+            names = list(TOOLS)
+            for name in names[number % 3 :] + names[: number % 3]:
+                sample = kernel.value(f"timed(lambda: {TOOLS[name]})")
+                if number > 0:
+                    found[name].append(sample)
+    floor = found["bare torch, fork"]
+    for column, title in enumerate(("first computation of the last rank", "the whole run")):
+        print(f"{title} [ms; ratio to bare torch, fork]")
+        for name, samples in found.items():
+            times = [1e3 * sample[column] for sample in samples]
+            ratios = [sample[column] / base[column] for sample, base in zip(samples, floor, strict=True)]
+            print(
+                f"  {name:22} {statistics.median(times):6.0f}  ({min(times):.0f}-{max(times):.0f})"
+                f"  {statistics.median(ratios):.2f} x"
+            )
+
+
+if __name__ == "__main__":
+    main()
