@@ -76,10 +76,8 @@ def main() -> None:
             symbols[version] |= found
     missing = sorted(name for name in libraries if CUDA.match(name) and not (folder / name).exists())
     for name in missing:
-        # The loader looks for a symbol without a version in all libraries: one of them has those.
-        own = {version: symbols[version] for version in versions[name]} or (
-            {"": unversioned} if name == "libcuda.so.1" else {}
-        )
+        # What is wanted under no version is in each of those that have none: torch's libraries name some of them.
+        own = {version: symbols[version] for version in versions[name]} or {"": unversioned}
         stand_in(folder / name, own)
     print(f"made {len(missing)} stand-ins: {', '.join(missing)}")
 

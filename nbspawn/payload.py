@@ -115,7 +115,8 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
     pickler = Pickler(namespace)
     stream = io.BytesIO()
     pickler.dump(obj, stream)
-    return pickler, stream.getbuffer()
+    # Not getbuffer(): a BytesIO whose buffer an error's traceback still holds complains when it is collected.
+    return pickler, memoryview(stream.getvalue())
 
 
 # ---------------------------------------------------------------- and back
@@ -146,7 +147,7 @@ class Value:
             pickler.dump(obj, stream)
         except Exception as error:
             return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
-        return cls(stream.getbuffer(), pickler.buffers, _memory=pickler)
+        return cls(stream.getvalue(), pickler.buffers, _memory=pickler)
 
     def get(self) -> Any:
         """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""

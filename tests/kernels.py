@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import IPython
 import psutil
 import pytest
 import zmq
@@ -232,6 +233,12 @@ class Cell:
             for channel, message in self._kernel.messages():
                 # Cells that were sent later may answer while this one is waited for.
                 self._kernel.cells.get(message["parent_header"].get("msg_id"), self).take(channel, message)
+
+
+def assigned(command: str) -> str:
+    """What stands for ``!command`` in an assignment, which IPython 7 does not know on Python 3.13."""
+    unknown = IPython.version_info < (8,) and sys.version_info >= (3, 13)
+    return f"get_ipython().getoutput({command!r})" if unknown else f"!{command}"
 
 
 once = pytest.mark.parametrize("method", ["forkserver"])

@@ -97,7 +97,8 @@ def test_the_backend_that_fits(gpus: Machine) -> None:
     assert resolve("cpu", "auto", {}).backend == "gloo"
 
 
-def test_nccl_where_it_cannot_work(gpus: Machine) -> None:
+def test_nccl_where_it_cannot_work(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(nbspawn.UsageError, match="built without CUDA: use -b gloo"):
         resolve(2, "nccl", {})
     gpus(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import IPython
 import pytest
-from kernels import Kernel, Reply, ok, wait_until
+from kernels import Kernel, Reply, assigned, ok, wait_until
 
 CELL_NUMBERS = IPython.version_info[0] >= 8  # "Cell In[5], line 2"; IPython 7 shows the cell's file name
 
@@ -156,7 +156,8 @@ def test_shell_command(kernel: Kernel, method: str) -> None:
     ok(kernel.execute("word = 'kernel'"))
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nprint('a')\n!echo from $word {{rank}}\nprint('b')"))
     assert [reply.of(0), reply.of(1)] == [["a", "from kernel 0", "b"], ["a", "from kernel 1", "b"]]
-    assert values(kernel, f"%%spawn 2 -m {method}\nfound = !echo one; echo two\nlist(found)") == [["one", "two"]] * 2
+    cell = f"%%spawn 2 -m {method}\nfound = {assigned('echo one; echo two')}\nlist(found)"
+    assert values(kernel, cell) == [["one", "two"]] * 2
 
 
 def test_line_magic(kernel: Kernel, method: str) -> None:

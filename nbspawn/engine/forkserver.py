@@ -302,7 +302,7 @@ class _ServerPopen(popen_forkserver.Popen):
             pipe.write(data)
 
 
-def _prepared(process: Any, popen: Any) -> memoryview:
+def _prepared(process: Any, popen: Any) -> bytes:
     """What a server's child reads first: where it is (``sys.path``, directory, arguments), then the process. What may
     be pickled only now duplicates its descriptors through ``popen``."""
     data = io.BytesIO()
@@ -313,7 +313,7 @@ def _prepared(process: Any, popen: Any) -> memoryview:
         reduction.dump(process, data)
     finally:
         context.set_spawning_popen(None)
-    return data.getbuffer()
+    return data.getvalue()
 
 
 def _close_all(ends: list[int], sentinel: int) -> None:
