@@ -89,7 +89,7 @@ def test_a_wait_that_no_python_frame_tells_of(function: Any, call: str, line: st
 
 def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
     watch = Watch()
-    nbspawn.spawn(ranks.reduce_for, (1.5,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
+    nbspawn.spawn(ranks.reduce_for, (3.0,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
     called = {status.called for status in watch.seen if status.rank == 0 and status.state == "waiting"}
     assert len(called) > 2
     longest = max(time.monotonic() - status.called for status in watch.seen[-2:])
