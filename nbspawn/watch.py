@@ -139,6 +139,8 @@ class Watch:
             return run
         if reply.kind == "interrupt":
             self._interrupted.count += 1
+            # Now: the rank that asked may have raised KeyboardInterrupt by the time that the press is heeded.
+            self._stopped_by_person = self._stopped_by_person or not self._context.failures
         now = time.monotonic()
         replies, told = self._turns.answers(request, reply, run, now, views.source)
         self._view.say(told)
