@@ -19,8 +19,6 @@ from nbspawn.engine.devices import resolve
 from nbspawn.engine.launch import cores
 
 Machine = Callable[[int], None]
-_WITHOUT_XLA = importlib.util.find_spec("torch_xla") is None
-_WITHOUT_TPU = importlib.util.find_spec("torch_tpu") is None
 
 
 @pytest.fixture
@@ -115,23 +113,23 @@ def test_backends_of_other_devices(number: str, backend: str) -> None:
 # ---------------------------------------------------------------- torch_xla and torch_tpu that are not there
 
 
-@pytest.mark.skipif(not _WITHOUT_XLA, reason="torch_xla is installed")
-@pytest.mark.parametrize("line", ["xla", "4 -b xla"])
-def test_torch_xla_is_not_installed(kernel: Kernel, line: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "line", "what_to_do"),
+    [
+        # torch_xla ends with torch 2.9, and pip would only fail
+        ("torch_xla", "xla", "torch_tpu"),
+        ("torch_xla", "4 -b xla", "torch_tpu"),
+        ("torch_tpu", "tpu", "`pip install torch_tpu`"),
+        ("torch_tpu", "4 -b tpu_dist", "`pip install torch_tpu`"),
+    ],
+)
+def test_what_is_not_installed(kernel: Kernel, package: str, line: str, what_to_do: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
     reply = kernel.execute(f"%%spawn {line}\nrank")
     assert reply.ename == "UsageError"
-    assert "torch_xla is not installed in this environment" in reply.evalue
-    assert "torch_tpu" in reply.evalue, "torch_xla ends with torch 2.9, and pip would only fail"
+    assert f"{package} is not installed in this environment" in reply.evalue and what_to_do in reply.evalue
     assert reply.traceback.count("\n") == 0, "one sentence"
-
-
-@pytest.mark.skipif(not _WITHOUT_TPU, reason="torch_tpu is installed")
-@pytest.mark.parametrize("line", ["tpu", "4 -b tpu_dist"])
-def test_torch_tpu_is_not_installed(kernel: Kernel, line: str) -> None:
-    reply = kernel.execute(f"%%spawn {line}\nrank")
-    assert reply.ename == "UsageError"
-    assert "torch_tpu is not installed in this environment: `pip install torch_tpu`" in reply.evalue
-    assert reply.traceback.count("\n") == 0
 
 
 def test_another_torchs_torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
