@@ -23,7 +23,7 @@ from nbspawn.views import View
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
 
 _TICK = 0.2  # seconds: how late a press of Stop can be noticed
-_COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs before they are interrupted
+_COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs, or of a breakpoint; then interrupted
 _KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
 _ANSWER = 0.1  # seconds
 _LONG_STALL = 30.0  # seconds after it is first said that nothing moves: then it is shown where, while somebody can see
@@ -74,6 +74,7 @@ class Watch:
         self._stopped_by_person = False
         self._timed_out = False
         self._deadline = math.inf if terms.timeout is None else time.monotonic() + terms.timeout
+        self._collected = math.inf
         self._turns = Turns()
         self._looked_at: set[int] = set()
         self.cut = True
@@ -102,14 +103,14 @@ class Watch:
     def until_over(self, run: Run) -> Run:
         while not self._context.settled:
             began = time.monotonic()
-            left = self._deadline - began
+            left = min(self._deadline, self._collected) - began
             events = self._context.poll(min(_TICK, left) if left > 0 else _TICK)
             run = self._fold(run, events)
             self._view.show(run, events)
             self._fulfil(run)
             self._watch_standstill(run)
             run = self._decide(run)
-            asking = self._view.present and not self._context.stopping
+            asking = self._view.present and not (self._context.stopping or self._seen_enough)
             request = self._turns.due(run, time.monotonic()) if asking else None
             if request is not None:
                 run = self._ask(run, request)
@@ -195,7 +196,7 @@ class Watch:
         return run
 
     def _stop_who_must(self, run: Run) -> None:
-        context, grace = self._context, self._terms.grace_period
+        context, grace, now = self._context, self._terms.grace_period, time.monotonic()
         presses = self._interrupted.count + self._stop_presses
         if presses > self._heeded:
             again = self._heeded > 0 or context.stopping
@@ -210,13 +211,19 @@ class Watch:
         elif context.stopping:
             return
         elif context.failures and (self._seen_enough or not self.asking):
-            context.stop_at(interrupt=min(_COLLECT, grace), term=grace, kill=grace + _KILL_AFTER)
-        elif time.monotonic() >= self._deadline:
-            self._timed_out = True
-            self._stood = self._stacks(run, deep=True)
-            # However short the grace period, ranks get the moment that they need to say where they stand.
-            term = max(grace, _ANSWER)
-            context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
+            # No appointment until then: a rank that comes to its breakpoint meanwhile may be debugged.
+            collect = min(_COLLECT, grace)
+            self._collected = min(self._collected, now + collect)
+            if now >= self._collected:
+                context.stop_at(interrupt=0.0, term=grace - collect, kill=grace - collect + _KILL_AFTER)
+        else:
+            self._collected = math.inf
+            if now >= self._deadline:
+                self._timed_out = True
+                self._stood = self._stacks(run, deep=True)
+                # However short the grace period, ranks get the moment that they need to say where they stand.
+                term = max(grace, _ANSWER)
+                context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
 
     @property
     def _seen_enough(self) -> bool:

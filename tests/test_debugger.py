@@ -309,6 +309,21 @@ dist.barrier()"""
     assert reply.ename == "RankRaisedError" and "rank 2 of 3: ZeroDivisionError" in reply.traceback
 
 
+def test_a_breakpoint_because_a_peer_has_failed(kernel: Kernel) -> None:
+    cell = """%%spawn 2 -b gloo -g 0.5
+import torch.distributed as dist
+if rank: 1 / 0
+try:
+    dist.barrier()
+except RuntimeError:
+    breakpoint()"""
+    person = Person(kernel, cell)
+    assert "42" in person.say("p 40 + 2")
+    person.say("c")
+    reply = person.cell.wait()
+    assert reply.ename == "RankRaisedError" and "rank 1 of 2: ZeroDivisionError" in reply.traceback
+
+
 def test_two_ranks_differ_and_their_output_is_not_mixed(kernel: Kernel) -> None:
     person = Person(kernel, "%%spawn 2\nif rank:\n    x = 1\n    breakpoint()\nelse:\n    breakpoint()")
     person.say("ranks")
