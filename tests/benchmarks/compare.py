@@ -6,11 +6,13 @@ The script ``compare`` makes the peers' environment first; where they are instal
 ``python tests/benchmarks/compare.py`` does the same.
 
 Each tool has a kernel of its own that has imported torch and the tool, and nothing runs in it but in its turn. In a
-round every tool has one turn (A B C, then B C A, ...), so other load on the machine meets all of them; the first round
-is not counted. Tools that need seconds to start ranks have a turn in the first ``--slow-rounds`` rounds only. Every
-time is the median of its turns, with the least and the greatest; every ratio is the median of the ratios of the rounds
-in which both had a turn, with the quarter and three-quarter points. Ratios of one run are worth comparing, milliseconds
-of two runs are not: the machine is shared.
+round every tool has one turn (A B C, then B C A, ...), so other load on the machine meets all of them. The rounds of a
+task are spread over the whole run: it goes through all tasks SWEEPS times, with new kernels each time, since a shared
+machine is faster or slower for minutes on end, and one kernel is not like the next. The first round of a task in
+a sweep is not counted. Tools that need seconds to start ranks have their few turns in the first sweep.
+
+Every time is the median of its turns, with the least and the greatest; every ratio is the median of the ratios of the
+rounds in which both had a turn, with the quarter and three-quarter points.
 
 A time begins when IPython begins with the cell (its ``pre_run_cell`` event, the same for all tools) unless the row says
 otherwise. Moments in ranks are told by a file each (work.py). All clocks are CLOCK_MONOTONIC.
@@ -41,6 +43,7 @@ from tools import AUTO, EMPTY, FORK, TOOLS, WARM, Tool
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
+SWEEPS = 5
 PAUSE = 0.1  # seconds between two turns
 
 SETUP = """
@@ -485,8 +488,8 @@ class Kernels:
         self._kernels.pop(tool.setup)[0].close()
 
 
-def run(task: Task, kernels: Kernels, results: Results, rounds: int, slow_rounds: int) -> None:
-    """All turns of one task."""
+def run(task: Task, kernels: Kernels, results: Results, rounds: range, slow_rounds: int) -> None:
+    """Some rounds of one task."""
     missing = results.missing.setdefault(task.name, {})
     for tool in task.tools:
         if task.fn in tool.cannot:
@@ -497,7 +500,7 @@ def run(task: Task, kernels: Kernels, results: Results, rounds: int, slow_rounds
             missing[tool.name] = "not installed"
     there = [tool for tool in task.tools if tool.name not in missing]
     failed: Counter[str] = Counter()
-    for number in range(-1, rounds):
+    for number in (-1, *rounds):
         first = number % len(there)
         for tool in there[first:] + there[:first]:
             if tool.name in missing or (tool.slow and (number < 0 or number >= slow_rounds)):
@@ -607,21 +610,27 @@ def main() -> None:
     chosen = tuple(given.tools.split(","))
     results = Results()
     print(machine(), flush=True)
-    with ExitStack() as stack:
-        kernels = Kernels(stack)
-        for task in todo:
-            if not task.name.startswith(wanted):
-                continue
-            task = replace(task, tools=tuple(tool for tool in task.tools if tool.name.startswith(chosen)))
-            began = time.monotonic()
-            rounds = max(1, round(task.rounds * given.rounds))
-            run(task, kernels, results, rounds, task.slow_rounds or rounds)
-            for key, row in task.rows.items():
-                print("\n" + "\n".join(section(task, key, row, results)), flush=True)
-            print(f"  ({time.monotonic() - began:.0f} s)", file=sys.stderr)
-            if given.json is not None:
-                told = {"machine": machine(), "figures": results.figures, "missing": results.missing}
-                given.json.write_text(json.dumps(told, indent=1))
+    todo = [
+        replace(task, tools=tuple(tool for tool in task.tools if tool.name.startswith(chosen)))
+        for task in todo
+        if task.name.startswith(wanted)
+    ]
+    for sweep in range(SWEEPS):
+        with ExitStack() as stack:
+            kernels = Kernels(stack)
+            for task in todo:
+                began = time.monotonic()
+                total = max(1, round(task.rounds * given.rounds))
+                rounds = range(total * sweep // SWEEPS, total * (sweep + 1) // SWEEPS)
+                if rounds:
+                    run(task, kernels, results, rounds, task.slow_rounds or total)
+                    print(f"  sweep {sweep + 1}, {task.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+                if given.json is not None:
+                    told = {"machine": machine(), "figures": results.figures, "missing": results.missing}
+                    given.json.write_text(json.dumps(told, indent=1))
+    for task in todo:
+        for key, row in task.rows.items():
+            print("\n" + "\n".join(section(task, key, row, results)))
 
 
 if __name__ == "__main__":
