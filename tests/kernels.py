@@ -236,8 +236,8 @@ class Cell:
 
 
 def assigned(command: str) -> str:
-    """What stands for ``!command`` in an assignment, which IPython 7 does not know on Python 3.13."""
-    unknown = IPython.version_info < (8,) and sys.version_info >= (3, 13)
+    """What stands for ``!command`` in an assignment, which IPython 7 does not know since Python 3.12."""
+    unknown = IPython.version_info < (8,) and sys.version_info >= (3, 12)
     return f"get_ipython().getoutput({command!r})" if unknown else f"!{command}"
 
 

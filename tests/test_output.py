@@ -232,6 +232,12 @@ for i in range(10_000): print(f'rank {{rank}} line {{i}} ' + 'x' * 20)"""
     assert all(f"rank {rank} line 9999 " in reply.text() for rank in range(4)), "the last lines are shown"
 
 
+def _printed(log: Path) -> list[str]:
+    """The cell's lines. Until torch 2.9 gloo prints one of its own, about its connections."""
+    with open(log) as lines:
+        return [line for line in lines if not line.startswith("[Gloo]")]
+
+
 def test_the_error_arrives_behind_a_flood(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 4 -m {method} -b gloo
 import torch.distributed as dist
@@ -242,7 +248,7 @@ if rank == 3: raise KeyError('after the flood')"""
     assert reply.evalue == "rank 3 of 4: KeyError: 'after the flood' (line 5)"
     assert len(reply.text().encode()) < 250_000
     logs = re.search(r"Full logs: (\S+)", reply.traceback)
-    assert logs and len(Path(logs[1], "rank-0.log").read_text().splitlines()) == 10_000
+    assert logs and len(_printed(Path(logs[1], "rank-0.log"))) == 10_000
 
 
 def test_a_rank_does_not_remember_what_it_has_printed(kernel: Kernel, method: str) -> None:
@@ -275,9 +281,8 @@ def test_two_million_lines(kernel: Kernel) -> None:
     logs = re.search(r"Full logs: (\S+)", reply.traceback)
     assert logs
     for rank in range(4):
-        with open(Path(logs[1], f"rank-{rank}.log")) as log:
-            assert all(line == f"rank {rank} line {number}\n" for number, line in enumerate(log))
-            assert log.tell() == sum(len(f"rank {rank} line {number}\n") for number in range(500_000))
+        lines = _printed(Path(logs[1], f"rank-{rank}.log"))
+        assert lines == [f"rank {rank} line {number}\n" for number in range(500_000)], "the log is whole"
 
 
 def test_logs_of_a_run_that_was_cut_stay(kernel: Kernel, method: str) -> None:

@@ -32,8 +32,11 @@ def check() -> None:
     of a C++ symbol."""
     ours = _minor(torch.__version__)
     if not installed():
-        to_do = "`pip install torch_tpu` (%%spawn tpu) is for this torch" if ours > _LAST else "`pip install torch_xla`"
-        raise UsageError(f"torch_xla is not installed in this environment: {to_do}, or give a number of ranks, or cpu")
+        if ours > _LAST:
+            to_do = "its last version is for torch 2.9. torch_tpu follows it (%%spawn tpu, Python 3.13). Else"
+        else:
+            to_do = "`pip install torch_xla`, or"
+        raise UsageError(f"torch_xla is not installed in this environment: {to_do} give a number of ranks, or cpu")
     version = importlib.metadata.version(PACKAGE)
     if _minor(version) != ours:
         raise UsageError(

@@ -43,7 +43,7 @@ from tools import AUTO, EMPTY, FORK, TOOLS, WARM, Tool
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
-SWEEPS = 5
+SWEEPS = 4
 PAUSE = 0.1  # seconds between two turns
 
 SETUP = """
@@ -288,7 +288,7 @@ def _data_tasks() -> Iterator[Task]:
             "have",
             (RANKS, Name("DATA")),
             _have,
-            7 if title[0] == "1" and "MB" in title else 5,
+            8,
             rows,
             before=f"import numpy, pickle, cloudpickle\nDATA = {made}",
             after="DATA = copy = VALUES = ASKED = there = None",
@@ -305,7 +305,7 @@ def tasks() -> list[Task]:
             "start",
             (),
             _start,
-            20,
+            16,
             {
                 "first": Row("start: the last rank's first statement", budget="2 x, and 1/30 of spawn"),
                 "whole": Row("start: the whole cell", budget="100 ms, less than accelerate"),
@@ -315,14 +315,14 @@ def tasks() -> list[Task]:
                 variant(AUTO, "nbspawn -m fork", "-m fork"),
                 variant(AUTO, "nbspawn --view quiet", "--view quiet"),
             ),
-            slow_rounds=2,
+            slow_rounds=1,
         ),
         Task(
             "meet",
             "meet",
             (RANKS, Port),
             _meet,
-            10,
+            12,
             {"ready": Row("process group: the last rank's first all_reduce is done")},
             group=True,
             slow_rounds=1,
@@ -332,7 +332,7 @@ def tasks() -> list[Task]:
             "live",
             (RANKS,),
             _live,
-            3,
+            4,
             {
                 "ranks": Row("memory: a rank that has done nothing (PSS)", *MB),
                 "kernel": Row("memory: the kernel (PSS)", *MB),
@@ -345,7 +345,7 @@ def tasks() -> list[Task]:
             "give",
             (100_000_000,),
             _give,
-            4,
+            8,
             {
                 "given": Row(
                     "results: 400 MB from each rank, until all have been read in the kernel", floor="one memcpy of all"
@@ -372,7 +372,7 @@ def tasks() -> list[Task]:
             "flood",
             (20_000,),
             _flood,
-            5,
+            12,
             {
                 "printed": Row("flood of 4 x 20,000 lines: the last rank has printed", floor=FILE.name, budget="1.3 x"),
                 "whole": Row("flood: the cell has ended", floor=FILE.name),
@@ -388,7 +388,7 @@ def tasks() -> list[Task]:
             "fail",
             (),
             _fail,
-            5,
+            12,
             {
                 "visible": Row("error of a rank: seen under the cell", budget="200 ms"),
                 "ended": Row("error of a rank: the cell has ended", budget="4 s"),
@@ -432,7 +432,7 @@ def tasks() -> list[Task]:
                 "meet",
                 (n, Port),
                 lambda turn: {**_meet(turn), "whole": turn.ran.replied - turn.first.sent},
-                3,
+                8,
                 {
                     "ready": Row(f"{n} ranks: the last one's first all_reduce is done"),
                     "whole": Row(f"{n} ranks: the whole cell"),
