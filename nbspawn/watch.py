@@ -75,6 +75,7 @@ class Watch:
         self._timed_out = False
         self._deadline = math.inf if terms.timeout is None else time.monotonic() + terms.timeout
         self._collected = math.inf
+        """When the ranks that are left are interrupted, after a failure."""
         self._turns = Turns()
         self._looked_at: set[int] = set()
         self.cut = True

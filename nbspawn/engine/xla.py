@@ -33,7 +33,8 @@ def check() -> None:
     ours = _minor(torch.__version__)
     if not installed():
         if ours > _LAST:
-            to_do = "its last version is for torch 2.9. torch_tpu follows it (%%spawn tpu, Python 3.13). Else"
+            last = ".".join(map(str, _LAST))
+            to_do = f"its last version is for torch {last}. torch_tpu follows it (%%spawn tpu, Python 3.13). Else"
         else:
             to_do = "`pip install torch_xla`, or"
         raise UsageError(f"torch_xla is not installed in this environment: {to_do} give a number of ranks, or cpu")
