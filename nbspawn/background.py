@@ -170,7 +170,7 @@ class Handle:
 
     def interrupt(self) -> None:
         """KeyboardInterrupt in every rank; a second time, SIGKILL. Returns at once."""
-        self._flag.count += 1
+        self._flag.press()
 
     def debug(self, ranks: Sequence[int]) -> None:
         """Stop these ranks in the debugger at their next line, and attend until no rank asks for anything any more."""
@@ -187,7 +187,7 @@ class Handle:
 
     def end(self, seconds: float) -> bool:
         """Kill its ranks, and wait for at most so long; has it ended?"""
-        self._flag.count += 2
+        self._flag.press(2)
         self._thread.join(seconds)
         return self.done
 

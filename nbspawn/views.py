@@ -7,8 +7,7 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from nbspawn.messages import Event, Frame, InputReply, Printed
@@ -19,7 +18,7 @@ from nbspawn.render.stream import MergedStream
 from nbspawn.status import Run
 
 AT_ONCE = 0.05  # seconds: what is over sooner needs no live view
-HOLD = 0.1  # seconds
+HOLD = 0.1  # seconds for which a view may keep what came, to show it together with what comes from other ranks
 HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt releases it at once
 
 
@@ -44,7 +43,8 @@ class View(Protocol):
         """The ranks have been asked for."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """``events`` have been folded into ``run``; called 5 to 20 times a second, with or without events."""
+        """``events`` have been folded into ``run``; called twice a second at least, with or without events, and again
+        ``HOLD`` seconds after something was printed or displayed."""
 
     def say(self, news: str) -> None:
         """Tell the person something, below what the ranks have printed; '' is nothing."""
@@ -75,33 +75,28 @@ def failed_ranks(run: Run) -> list[int]:
 
 
 class Pace:
-    """When a table is drawn again. What becomes of a rank is shown soon, and the clock goes on; lines and numbers that
-    have changed are shown as often as drawing takes a small part of a processor: ranks compute on the same ones."""
+    """When a table is drawn again. What becomes of a rank is shown soon; all else with the clock, once a second: a
+    drawing takes 1.5 ms, and ranks that compute on the same processors feel it."""
 
     _SOON = 0.1  # seconds between two drawings, at least
     _CLOCK = 1.0  # seconds between two drawings, at most
-    _SHARE = 0.002  # of a processor
 
     def __init__(self) -> None:
         self.drawn: Run | None = None
         """What the table shows."""
         self._at = 0.0
-        self._pause = 0.0
 
     def due(self, run: Run) -> bool:
         """Is it time?"""
         passed = time.monotonic() - self._at
         if self.drawn is None or passed >= self._CLOCK:
             return True
-        return run != self.drawn and passed >= (self._pause if _fates(run) == _fates(self.drawn) else self._SOON)
+        return passed >= self._SOON and _fates(run) != _fates(self.drawn)
 
-    @contextmanager
-    def drawing(self, run: Run) -> Iterator[float]:
-        """Around a drawing; gives the moment."""
-        used = time.thread_time()
+    def draw(self, run: Run) -> float:
+        """It is drawn now: at this moment."""
         self.drawn, self._at = run, time.monotonic()
-        yield self._at
-        self._pause = max(self._SOON, (time.thread_time() - used) / self._SHARE)
+        return self._at
 
     def forget(self) -> None:
         """The table is gone from the screen."""

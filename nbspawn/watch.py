@@ -11,7 +11,7 @@ from nbspawn import views
 from nbspawn.engine.base import Engine
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
-from nbspawn.messages import Event, InputRequest, Raised, Stopped
+from nbspawn.messages import DisplayData, Event, InputRequest, Printed, Raised, Stopped
 from nbspawn.render import stacks
 from nbspawn.render.text import duration
 from nbspawn.results import Results
@@ -22,7 +22,7 @@ from nbspawn.views import View
 
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
 
-_TICK = 0.2  # seconds: how late a press of Stop can be noticed
+_TICK = 0.5  # seconds: how late a click can be noticed
 _COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs, or of a breakpoint; then interrupted
 _KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
 _ANSWER = 0.1  # seconds
@@ -63,6 +63,7 @@ class Watch:
         self._context = context
         self._view = terms.view if terms.view is not None else views.make_default()
         self._interrupted = interrupted
+        interrupted.on_press = context.wake
         self._stop_presses = 0
         self._heeded = 0
         self._stood: list[str] = []
@@ -102,12 +103,15 @@ class Watch:
         return self.conclude(run)
 
     def until_over(self, run: Run) -> Run:
+        patience = views.HOLD
         while not self._context.settled:
             began = time.monotonic()
             left = min(self._deadline, self._collected) - began
-            events = self._context.poll(min(_TICK, left) if left > 0 else _TICK)
+            events = self._context.poll(min(patience, left) if left > 0 else patience)
             run = self._fold(run, events)
             self._view.show(run, events)
+            held = any(isinstance(event, (Printed, DisplayData)) for event in events)
+            patience = views.HOLD if held or self.asking else _TICK
             self._fulfil(run)
             self._watch_standstill(run)
             run = self._decide(run)
@@ -129,7 +133,7 @@ class Watch:
             if isinstance(event, Stopped) and event.post_mortem:
                 self._looked_at.add(event.rank)
             elif isinstance(event, Raised) and event.by_quit:
-                self._interrupted.count += 1
+                self._interrupted.press()
         return run
 
     def _ask(self, run: Run, request: InputRequest) -> Run:
@@ -140,7 +144,7 @@ class Watch:
         if reply is None:
             return run
         if reply.kind == "interrupt":
-            self._interrupted.count += 1
+            self._interrupted.press()
             # Now: the rank that asked may have raised KeyboardInterrupt by the time that the press is heeded.
             self._stopped_by_person = self._stopped_by_person or not self._context.failures
         now = time.monotonic()

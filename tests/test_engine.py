@@ -22,8 +22,10 @@ import rank_functions as ranks
 from leftovers import State, alive, assert_nothing_beyond, directories, gone, kept_logs, marked_pids, until
 
 import nbspawn
+from nbspawn import views, watch
 from nbspawn.engine import forkserver, launch, local
 from nbspawn.engine.directories import sweep
+from nbspawn.rank import main, sampler
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -363,6 +365,32 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         spawn(ranks.swallow_interrupts, str(tmp_path), grace_period=30.0)
     person.join()
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_an_interrupt_ends_the_wait(joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``select`` that a signal interrupts is taken up again by Python; here nothing else comes that would end it."""
+    monkeypatch.setattr(main, "FEATURES", tuple(one for one in main.FEATURES if one is not sampler.sampling))
+    for module, name in (local, "_TICK"), (local, "_TICK_LATER"), (watch, "_TICK"), (views, "HOLD"):
+        monkeypatch.setattr(module, name, 60.0)
+
+    def press() -> None:
+        if until(lambda: len(list(tmp_path.glob("running-*"))) == 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    person = threading.Thread(target=press)
+    person.start()
+    started = time.monotonic()
+    if joined:
+        with pytest.raises(KeyboardInterrupt):
+            spawn(ranks.fall_to_interrupt, str(tmp_path))
+    else:
+        context = nbspawn.spawn(ranks.fall_to_interrupt, (str(tmp_path),), nprocs=2, start_method="fork", join=False)
+        with pytest.raises(KeyboardInterrupt):
+            context.join()
+        context.close()
+    person.join()
+    assert time.monotonic() - started < 20
 
 
 def test_run_off_the_main_thread() -> None:

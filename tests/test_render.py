@@ -280,17 +280,15 @@ def test_the_demos_draw(module: str) -> None:
 # ---------------------------------------------------------------- how often
 
 
-@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.1), (0.001, 0.5), (0.1, 1.0)])
-def test_drawing_takes_a_small_part_of_a_processor(monkeypatch: pytest.MonkeyPatch, cost: float, pause: float) -> None:
-    """Seconds that one drawing takes, and then until lines are drawn again; what becomes of a rank is seen sooner."""
-    now, used = 100.0, 0.0
-    monkeypatch.setattr("nbspawn.views.time", SimpleNamespace(monotonic=lambda: now, thread_time=lambda: used))
+def test_lines_are_drawn_with_the_clock_and_what_becomes_of_a_rank_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds until a table is drawn again."""
+    now = 100.0
+    monkeypatch.setattr("nbspawn.views.time", SimpleNamespace(monotonic=lambda: now))
     run, pace = run_of(2), Pace()
     assert pace.due(run)
-    with pace.drawing(run):
-        used += cost
+    assert pace.draw(run) == now
     printed, ended = (reduce(run, event, 101.0) for event in (Printed(0, ("new",), ""), Exited(0, 101.0, 7)))
-    for state, after in (run, 1.0), (printed, pause), (ended, 0.1):
+    for state, after in (run, 1.0), (printed, 1.0), (ended, 0.1):
         now = 100.0 + after - 0.001
         assert not pace.due(state)
         now = 100.0 + after + 0.001

@@ -32,6 +32,9 @@ class Engine(Protocol):
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. Never blocks for longer, never raises for a rank."""
 
+    def wake(self) -> None:
+        """Have a ``poll`` that waits return; from any thread, or a signal handler."""
+
     def send(self, rank: int, command: Command) -> None:
         """Give a rank a command; returns at once."""
 

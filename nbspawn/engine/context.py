@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from typing import Any
 
 from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.local import TICK, LocalRanks
+from nbspawn.engine.local import LocalRanks
 from nbspawn.errors import rank_error
 from nbspawn.messages import Event, InputReply, InputRequest, Printed, Returned
 from nbspawn.render.stream import MergedStream
@@ -35,9 +36,9 @@ class LocalContext(LocalRanks):
         """
         end = None if timeout is None else time.monotonic() + max(0.0, timeout)
         with InterruptFlag() as interrupted:
+            interrupted.on_press = self.wake
             while True:
-                left = TICK if end is None else max(0.0, min(TICK, end - time.monotonic()))
-                self._pass_on(self.poll(left))
+                self._pass_on(self.poll(math.inf if end is None else max(0.0, end - time.monotonic())))
                 if self.failures and not self.stopping:
                     first = 0.0 if grace_period is None else grace_period
                     self.stop_at(term=first, kill=first + (_TORCH_GRACE if grace_period is None else grace_period))

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 
 class InterruptFlag:
-    """Counts interrupts while it is entered; the handler that was there comes back afterwards."""
+    """Counts interrupts while it is entered; the handler that was there comes back afterwards. ``on_press`` is called
+    at each, between two instructions of the main thread: Python goes on with a ``select`` that a signal interrupts."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.on_press: Callable[[], object] = lambda: None
         self._previous: Any = None
         self._installed = False
 
@@ -34,8 +36,13 @@ class InterruptFlag:
             signal.signal(signal.SIGINT, self._previous)
             self._installed = False
 
+    def press(self, times: int = 1) -> None:
+        """As if it was interrupted; from any thread."""
+        self.count += times
+        self.on_press()
+
     def _noted(self, signum: int, frame: FrameType | None) -> None:
-        self.count += 1
+        self.press()
 
     @contextmanager
     def as_exception(self) -> Iterator[None]:

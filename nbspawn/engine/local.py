@@ -39,8 +39,8 @@ from nbspawn.rank import debugger, gauges
 from nbspawn.rank.launch import Launch, RunFiles
 from nbspawn.render.stacks import Stack
 
-TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
-_TICK_IN_SILENCE = 0.2  # the same, when nothing has been printed for two seconds: a look is felt by ranks in lock-step
+_TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
+_TICK_LATER = 0.5  # the same, when a command has run for five seconds: ranks in lock-step feel each look
 _MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
 _NUDGE = 0.1  # seconds
@@ -84,7 +84,7 @@ class LocalRanks(ProcessContext):
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
         self._swept_at = 0.0
-        self._printed_at = time.monotonic()
+        self._began_at = time.monotonic()
         self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
         for sentinel, rank in self.sentinels.items():
@@ -116,7 +116,7 @@ class LocalRanks(ProcessContext):
         self._stacks = Stacks(self.files, self.cell)
         self._ladder, self._asked_where = [], False
         self._busy = set(commands)
-        self._printed_at = time.monotonic()
+        self._began_at = time.monotonic()
         own = {
             rank: replace(command, interrupts=self._announced[rank], debug=rank in self._to_break)
             for rank, command in commands.items()
@@ -143,7 +143,7 @@ class LocalRanks(ProcessContext):
             self.send(rank, Close())
         end = time.monotonic() + seconds
         while not self.over and time.monotonic() < end:
-            self.poll(TICK)
+            self.poll(_TICK)
 
     def poll(self, timeout: float) -> list[Event]:
         """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
@@ -159,15 +159,20 @@ class LocalRanks(ProcessContext):
             self._climb()
             for rank in list(self._ending):
                 self._notice_exit(rank)
-        if not self.over and time.monotonic() >= self._swept_at + self._tick:
+        # Waking up is most of a sweep's cost: one that is soon due is made at once.
+        if not self.over and time.monotonic() >= self._swept_at + self._tick / 2:
             self._sweep()
         events, self._events = self._events, []
         return events
 
+    def wake(self) -> None:
+        """Have a ``poll`` that waits return; from any thread, or a signal handler."""
+        self._resources.wake()
+
     @property
     def _tick(self) -> float:
         """Seconds between two sweeps."""
-        return min(_TICK_IN_SILENCE, max(TICK, (self._swept_at - self._printed_at) / 10))
+        return min(_TICK_LATER, max(_TICK, (self._swept_at - self._began_at) / 10))
 
     def _sweep(self) -> None:
         """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
@@ -181,10 +186,7 @@ class LocalRanks(ProcessContext):
         # so take the logs' ends first, then all messages, then the logs up to those ends.
         ends = {rank: self._tails[rank].end() for rank in self.sentinels.values()}
         self._hub.drain()
-        told = [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
-        if told:
-            self._printed_at = self._swept_at
-        self._events += told
+        self._events += [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
         self._measure()
 
     def _measure(self) -> None:
@@ -343,7 +345,7 @@ class LocalRanks(ProcessContext):
             self._busy.update(self.sentinels.values())
             self.stop_at(kill=0.0)
         while not self.over:
-            self.poll(TICK)
+            self.poll(_TICK)
         if not self._closed:
             self._closed = True
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))

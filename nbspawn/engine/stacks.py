@@ -24,7 +24,7 @@ _TICK = 0.002  # seconds
 _STEADY = 0.01  # seconds without a new line: the stack is whole
 _ANSWER = 0.2  # seconds; it takes a rank a millisecond of a processor, also in native code
 _ANSWER_A_RANK = 0.01  # seconds
-_THREADS_ANSWER = 0.5  # seconds: the sampler looks a few times a second
+_THREADS_ANSWER = 0.8  # seconds: the sampler looks twice a second
 
 
 class Stacks:
@@ -50,7 +50,7 @@ class Stacks:
         """The stacks of these ranks as they are now, within 0.2 s (64 ranks: 1 s); an empty one of a rank that does not
         answer.
 
-        ``deep`` looks at the other threads too (another 0.5 s if a rank holds Python's lock) and, where py-spy is
+        ``deep`` looks at the other threads too (another 0.8 s if a rank holds Python's lock) and, where py-spy is
         installed, at the frames of native code, in one rank of those that stand at the same place.
         """
         before = self._send(pids)

@@ -71,17 +71,17 @@ class ConsoleView(StreamView):
 
     def _draw(self, run: Run) -> None:
         self._erase()
-        with self._pace.drawing(run) as now:
-            if not self._table:
-                return
-            columns, rows = shutil.get_terminal_size()
-            drawn = text.table(run, now, width=columns - 1, color=self._live, source=source).split("\n")
-            # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one.
-            lines = [part for line in drawn for part in _wrapped(line, columns - 1)]
-            # A table higher than the screen would scroll, and what has scrolled cannot be erased.
-            shown = lines if run.over else lines[: max(1, rows - 2)]
-            print("\n".join(shown), flush=True)
-            self._height = 0 if run.over or not self._live else len(shown)
+        now = self._pace.draw(run)
+        if not self._table:
+            return
+        columns, rows = shutil.get_terminal_size()
+        drawn = text.table(run, now, width=columns - 1, color=self._live, source=source).split("\n")
+        # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one.
+        lines = [part for line in drawn for part in _wrapped(line, columns - 1)]
+        # A table higher than the screen would scroll, and what has scrolled cannot be erased.
+        shown = lines if run.over else lines[: max(1, rows - 2)]
+        print("\n".join(shown), flush=True)
+        self._height = 0 if run.over or not self._live else len(shown)
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbspawn.messages import ClearOutput, DisplayData
+from nbspawn.views import HOLD
 
 MAX_DISPLAYS = 500
 MAX_BYTES = 20_000_000
@@ -32,6 +34,7 @@ class RankDisplays:
         self._cleared: dict[int, list[str]] = {}
         self._named: dict[str, str] = {}
         self._updates: dict[str, DisplayData] = {}
+        self._flushed_at = 0.0
         self._count = 0
         self._bytes = 0
 
@@ -80,8 +83,11 @@ class RankDisplays:
                 self._send(slot, {}, {}, update=True)
         self._cleared[event.rank] = slots + self._cleared.get(event.rank, [])
 
-    def flush(self) -> None:
-        """Send the newest version of each display that was updated since."""
+    def flush(self, if_due: bool = False) -> None:
+        """Send the newest version of each display that was updated since: now, or if it is time."""
+        if if_due and time.monotonic() - self._flushed_at < HOLD:
+            return
+        self._flushed_at = time.monotonic()
         updates, self._updates = self._updates, {}
         for slot, event in updates.items():
             self._send(slot, event.data, event.metadata, update=True)

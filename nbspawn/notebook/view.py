@@ -86,8 +86,8 @@ class NotebookView(StreamView):
             self.place()
         if not self._placed:
             return
+        self._displays.flush(if_due=True)
         if self._pace.due(run):
-            self._displays.flush()
             self._draw(run, update=True)
         if self._controls is not None:
             self._controls.show(run)
@@ -145,15 +145,15 @@ class NotebookView(StreamView):
             self._publish(data=data, metadata={})
 
     def _draw(self, run: Run, update: bool) -> None:
-        with self._pace.drawing(run) as now:
-            if self._kind == "quiet":
-                return
-            data = {"text/plain": text.table(run, now, source=source)}
+        now = self._pace.draw(run)
+        if self._kind == "quiet":
+            return
+        data = {"text/plain": text.table(run, now, source=source)}
+        if self._kind == "html":
+            data["text/html"] = html.table(run, now, source)
+        if run.over and profile.worth_showing(self.profile):
+            if self._lines:
+                data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
             if self._kind == "html":
-                data["text/html"] = html.table(run, now, source)
-            if run.over and profile.worth_showing(self.profile):
-                if self._lines:
-                    data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
-                if self._kind == "html":
-                    data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
-            self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+                data["text/html"] += profile.html(self.profile, run, source, open_=self._lines)
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

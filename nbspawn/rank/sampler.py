@@ -24,11 +24,13 @@ from nbspawn.rank.gauges import Gauges
 from nbspawn.rank.launch import RankInfo
 from nbspawn.rank.stacks import OtherThreads
 
-# Seconds between two looks: while the run is young (a short one has a profile too), and afterwards.
-_YOUNG = 10.0
+# Seconds between two looks: while the run is young (a short one has a profile too), and afterwards. Looks are made, and
+# told, at multiples of these on the clock that all processes share: ranks in lock-step are held up together then, not
+# each in its turn, and the kernel wakes up once for all.
+_YOUNG = 5.0
 _INTERVAL_YOUNG = 0.1
-_INTERVAL = 0.2
-_SPACING = 0.5  # seconds between two messages, at least
+_INTERVAL = 0.5
+_SPACING = 1.0  # seconds between two messages, at least
 _SPACING_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
@@ -132,7 +134,7 @@ class Sampler:
         told, told_at = self._at, since - self._spacing  # the first position is told at once
         young_until = since + _YOUNG
         interval = _INTERVAL_YOUNG
-        while not self.going_on.acquire(timeout=interval):
+        while not self.going_on.acquire(timeout=interval - time.monotonic() % interval):
             now = time.monotonic()
             interval = _INTERVAL_YOUNG if now < young_until else _INTERVAL
             with self._turn:
@@ -140,7 +142,7 @@ class Sampler:
                     return False
                 here, fresh = self._look()
                 self._others.tell()
-                if now - measured >= _MEASURE:
+                if now // _MEASURE > measured // _MEASURE:
                     measured = now
                     self.gauges.write(now)
                 used_before, used = used, time.clock_gettime(self._clock)
@@ -155,7 +157,7 @@ class Sampler:
                 self._spent[here] = self._spent.get(here, 0.0) + now - looked
                 looked = now
                 due = self._spacing if self._at != told else _LATEST
-                if now - told_at >= due and self._tell(now):
+                if now // due > told_at // due and self._tell(now):
                     told, told_at = self._at, now
             for look in self._info.on_look:
                 look(here.collective or now - idle_since >= _IDLE)

@@ -1,0 +1,205 @@
+"""What nbspawn's own parts cost a training loop: two ranks train with a part and without it, in turns of half a second.
+
+    python tests/benchmarks/overhead.py [--pairs N] [--often K]
+
+Two loops: a small MLP that each rank trains alone (forward, backward, step), and one whose gradients are averaged by
+all_reduce, so that a rank that is held up holds up both. Once a second rank 0 prints a line. Two parts: the sampler,
+which is a thread in the rank, and the kernel, which reads what ranks print and tell, and draws the table: in turns
+without it its process is stopped (SIGSTOP). All ranks make the same number of steps with the part and without, in
+alternating order, and the ratio of the two times is taken pair by pair.
+
+On a shared machine such ratios scatter by some percent, and a part costs some tenths of one. So it works, and rank 0
+prints, ``--often`` times as often as in a run that has lasted for a while (10 by default), and what that costs is
+divided by ``--often``. Work that is done more often gets cheaper, as caches stay warm: the last column is what the part
+uses of a processor at its usual pace. Each rank's main thread stays on a processor of its own: where Linux puts gloo's
+threads and the main ones beside each other changes by the second, and such a loop's speed by a third with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbspawn import views, watch
+from nbspawn.engine import local
+from nbspawn.rank import main, sampler
+
+RANKS = 2
+TURN = 0.5  # seconds
+LOOPS = {"alone": False, "together": True}
+PARTS = ("sampler", "kernel")
+PROCESSORS = sorted(os.sched_getaffinity(0))
+
+_where: list[Any] = []
+
+
+@contextmanager
+def _remember(info: Any, channel: Any) -> Iterator[None]:
+    """In the sampler's place among the features: whoever is to be sampled begins it."""
+    _where[:] = info, channel
+    yield
+
+
+def prepare() -> None:
+    """In the kernel: ranks that are forked from now on have a sampler that begins when it is told to."""
+    main.FEATURES = tuple(_remember if feature is sampler.sampling else feature for feature in main.FEATURES)
+    vars(sampler)["_YOUNG"] = 0.0  # as in a run that has lasted for a while
+
+
+def hasten(often: int) -> None:
+    """In the kernel: whatever is done so many times a second, there and in the ranks, is done more often."""
+    for module, names in (
+        (sampler, ("_INTERVAL", "_SPACING", "_LATEST", "_MEASURE")),
+        (local, ("_TICK", "_TICK_LATER", "_MEASURE")),
+        (watch, ("_TICK",)),
+    ):
+        vars(module).update({name: vars(module)[name] / often for name in names})
+    views.Pace._SOON, views.Pace._CLOCK = views.Pace._SOON / often, views.Pace._CLOCK / often
+
+
+def _training(rank: int, together: bool, pause: float) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = torch.randn(256, 64), torch.randint(10, (256,))
+    printed = time.monotonic()
+
+    def step() -> None:
+        nonlocal printed
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if together:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        if rank == 0 and time.monotonic() >= printed + pause:
+            printed = time.monotonic()
+            print(f"loss {loss.item():.6f}", flush=True)
+
+    return step
+
+
+@contextmanager
+def _sampled() -> Iterator[threading.Thread]:
+    with sampler.sampling(*_where):
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "nbspawn-sampler")
+        os.sched_setaffinity(thread.native_id or 0, PROCESSORS)  # it has inherited the main thread's
+        yield thread
+
+
+@contextmanager
+def _kernel_stopped(rank: int) -> Iterator[None]:
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if rank == 0:
+            os.kill(os.getppid(), signal.SIGCONT)
+
+
+def _begin(rank: int, loop: str, often: int) -> tuple[Callable[[], None], int]:
+    """A step, and how many of them make a turn."""
+    step = _training(rank, LOOPS[loop], 1 / often)
+    steps = torch.tensor([max(1, int(TURN / _time(step, 200) * 200))])
+    dist.broadcast(steps, 0)
+    os.sched_setaffinity(0, {PROCESSORS[rank % len(PROCESSORS)]})  # only now: gloo's threads would inherit it
+    return step, int(steps.item())
+
+
+def _time(step: Callable[[], None], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    return time.perf_counter() - began
+
+
+def compared(rank: int, loop: str, part: str, pairs: int, often: int) -> list[float]:
+    """In a rank: for each pair of turns the time with the part over the time without."""
+    step, count = _begin(rank, loop, often)
+    ratios = []
+    for pair in range(pairs):
+        took = {}
+        for on in (False, True) if pair % 2 else (True, False):
+            sampled = _sampled() if on or part != "sampler" else nullcontext()
+            stopped = nullcontext() if on or part != "kernel" else _kernel_stopped(rank)
+            with sampled, stopped:
+                dist.barrier()
+                took[on] = _time(step, count)
+                dist.barrier()
+        ratios.append(took[True] / took[False])
+    return ratios
+
+
+def shares(rank: int, loop: str) -> dict[str, float]:
+    """In a rank: what each part uses of a processor, over twenty turns at its usual pace."""
+    step, count = _begin(rank, loop, 1)
+    with _sampled() as thread:
+        _time(step, 4 * count)  # no front end has shown buttons: they go in these seconds
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        before = time.clock_gettime(clock), _used(os.getppid())
+        took = _time(step, 20 * count)
+        after = time.clock_gettime(clock), _used(os.getppid())
+    return {part: (b - a) / took for part, a, b in zip(PARTS, before, after, strict=True)}
+
+
+def _used(pid: int) -> float:
+    """Seconds of processors that a process's threads have used; nanoseconds are counted."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def run() -> None:
+    """Measure and print."""
+    from kernel import Kernel
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--often", type=int, default=10)
+    given = parser.parse_args()
+    print(f"{RANKS} ranks, {len(PROCESSORS)} cores, {given.pairs} pairs of turns of {TURN:g} s each")
+    with tempfile.TemporaryDirectory():
+        kernel = Kernel(str(Path(__file__).parent))
+        try:
+            kernel.run("%load_ext nbspawn\nimport overhead\noverhead.prepare()")
+
+            def told(call: str) -> Any:
+                cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 -o TOLD\noverhead.{call}"
+                return kernel.run(cell, "list(TOLD)").value
+
+            usual = {loop: told(f"shares(rank, {loop!r})") for loop in LOOPS}
+            kernel.run(f"overhead.hasten({given.often})")
+            for loop in LOOPS:
+                for part in PARTS:
+                    ranks = told(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})")
+                    _tell(loop, part, ranks, given.often, statistics.mean(rank[part] for rank in usual[loop]))
+        finally:
+            kernel.close()
+
+
+def _tell(loop: str, part: str, ranks: list[list[float]], often: int, share: float) -> None:
+    ratios = sorted(ratio for rank in ranks for ratio in rank)
+    slower = statistics.median(ratios) - 1
+    lower, _, upper = statistics.quantiles(ratios, n=4)
+    error = 0.93 * (upper - lower) / len(ranks[0]) ** 0.5  # of a median, by the middle half: a few turns are far off
+    print(
+        f"{loop:8} {part:7} {often} times as often: {slower:+.2%} (standard error {error:.2%}),"
+        f" hence {slower / often:+.3%} ({error / often:.3%}) as it is; uses {share:.2%} of a processor",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    run()
