@@ -76,7 +76,7 @@ def failed_ranks(run: Run) -> list[int]:
 
 class Pace:
     """When a table is drawn again. What becomes of a rank is shown soon; all else with the clock, once a second: a
-    drawing takes 1.5 ms, and ranks that compute on the same processors feel it."""
+    drawing takes a millisecond, and ranks that compute on the same processors feel it."""
 
     _SOON = 0.1  # seconds between two drawings, at least
     _CLOCK = 1.0  # seconds between two drawings, at most

@@ -1,7 +1,7 @@
 """Where the rank is and what it uses: a thread that looks some times a second, and tells what has changed.
 
 It reads the main thread's stack. A look takes 0.2 ms of a processor, most of it for waking up on cold caches
-(tests/benchmarks/sampler.py). Numbers go to the gauges (rank/gauges.py), positions over the channel.
+(tests/benchmarks/overhead.py). Numbers go to the gauges (rank/gauges.py), positions over the channel.
 """
 
 from __future__ import annotations
