@@ -160,7 +160,7 @@ class LocalRanks(ProcessContext):
             for rank in list(self._ending):
                 self._notice_exit(rank)
         # Waking up is most of a sweep's cost: one that is soon due is made at once.
-        if not self.over and time.monotonic() >= self._swept_at + self._tick / 2:
+        if not self.over and time.monotonic() >= self._swept_at + max(_TICK, self._tick / 2):
             self._sweep()
         events, self._events = self._events, []
         return events

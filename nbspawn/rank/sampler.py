@@ -133,9 +133,9 @@ class Sampler:
         self._at = (seen, since)
         told, told_at = self._at, since - self._spacing  # the first position is told at once
         young_until = since + _YOUNG
-        interval = _INTERVAL_YOUNG
-        while not self.going_on.acquire(timeout=interval - time.monotonic() % interval):
-            now = time.monotonic()
+        interval = pause = _INTERVAL_YOUNG  # a command that is over at once needs no look
+        while not self.going_on.acquire(timeout=pause + interval - time.monotonic() % interval):
+            now, pause = time.monotonic(), 0.0
             interval = _INTERVAL_YOUNG if now < young_until else _INTERVAL
             with self._turn:
                 if self._resting or self._command != command:
