@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -335,18 +337,27 @@ def test_timeout_says_where_every_rank_stood(method: str, tmp_path: Path) -> Non
     assert isinstance(caught.value, TimeoutError)
 
 
-@light_methods
-def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> None:
+@contextmanager
+def interrupted_when_running(folder: Path) -> Iterator[None]:
+    """By a person who sees that both ranks run."""
+
     def press() -> None:
-        if until(lambda: len(list(tmp_path.glob("running-*"))) == 2):
+        if until(lambda: len(list(folder.glob("running-*"))) == 2):
             os.kill(os.getpid(), signal.SIGINT)
 
     person = threading.Thread(target=press)
     person.start()
+    try:
+        yield
+    finally:
+        person.join()
+
+
+@light_methods
+def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> None:
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when_running(tmp_path), pytest.raises(KeyboardInterrupt):
         spawn(ranks.fall_to_interrupt, str(tmp_path), method=method)
-    person.join()
     assert len(list(tmp_path.glob("finally-*"))) == 2
     assert time.monotonic() - started < 5
 
@@ -374,22 +385,15 @@ def test_an_interrupt_ends_the_wait(joined: bool, tmp_path: Path, monkeypatch: p
     for module, name in (local, "_TICK"), (local, "_TICK_LATER"), (watch, "_TICK"), (views, "HOLD"):
         monkeypatch.setattr(module, name, 60.0)
 
-    def press() -> None:
-        if until(lambda: len(list(tmp_path.glob("running-*"))) == 2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    person = threading.Thread(target=press)
-    person.start()
     started = time.monotonic()
-    if joined:
-        with pytest.raises(KeyboardInterrupt):
+    with interrupted_when_running(tmp_path), pytest.raises(KeyboardInterrupt):
+        if joined:
             spawn(ranks.fall_to_interrupt, str(tmp_path))
-    else:
         context = nbspawn.spawn(ranks.fall_to_interrupt, (str(tmp_path),), nprocs=2, start_method="fork", join=False)
-        with pytest.raises(KeyboardInterrupt):
+        try:
             context.join()
-        context.close()
-    person.join()
+        finally:
+            context.close()
     assert time.monotonic() - started < 20
 
 
