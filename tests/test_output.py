@@ -347,6 +347,21 @@ display(HTML(f'named {{rank}}'), display_id='same', update=True)"""
     assert sorted(data["text/html"] for data in reply.shown) == ["0 at 49", "1 at 49", "named 0", "named 1"]
 
 
+def test_an_update_of_a_display_does_not_part_a_line_that_all_ranks_print(kernel: Kernel, method: str) -> None:
+    """What rank 0 had printed before its update is read with that, and the same line of its peer a moment later."""
+    cell = f"""%%spawn 2 -m {method} -b gloo
+import torch.distributed as dist
+from IPython.display import HTML, display
+handle = display(HTML('begin'), display_id=True)
+for i in range(20):
+    if rank == 1: print('at', i, flush=True)
+    dist.barrier()
+    if rank == 0: print('at', i, flush=True); handle.update(HTML(f'{{i}}'))
+    dist.barrier()"""
+    lines = [line for line in ok(kernel.execute(cell)).text().splitlines() if " at " in line]
+    assert lines == [f"[0-1] at {i}" for i in range(20)]
+
+
 def test_clear_output_loop_leaves_one(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 2 -m {method}
 from IPython.display import HTML, clear_output, display

@@ -84,6 +84,7 @@ class LocalRanks(ProcessContext):
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
         self._swept_at = 0.0
+        self._read_early = False
         self._began_at = time.monotonic()
         self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
@@ -171,12 +172,14 @@ class LocalRanks(ProcessContext):
 
     @property
     def _tick(self) -> float:
-        """Seconds between two sweeps."""
-        return min(_TICK_LATER, max(_TICK, (self._swept_at - self._began_at) / 10))
+        """Seconds between two sweeps. What a rank printed before a message is read with that; its peers may have
+        printed the same, which is shown once if it is read soon."""
+        return _TICK if self._read_early else min(_TICK_LATER, max(_TICK, (self._swept_at - self._began_at) / 10))
 
     def _sweep(self) -> None:
         """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
         self._swept_at = time.monotonic()
+        self._read_early = False
         if not self._served:  # a child that a rank has left behind may hold its sentinel open
             for rank in list(self.sentinels.values()):
                 self._notice_exit(rank)
@@ -204,7 +207,9 @@ class LocalRanks(ProcessContext):
         """One message from a rank, put behind what that rank had printed by then."""
         offset = getattr(event, "offset", None)
         if offset is not None:
-            self._events += self._tails[event.rank].read_to(offset)
+            printed = self._tails[event.rank].read_to(offset)
+            self._events += printed
+            self._read_early = self._read_early or bool(printed)
         self._events.append(event)
         if isinstance(event, Started):
             self._started.add(event.rank)

@@ -73,6 +73,8 @@ class NotebookView(StreamView):
         for event in events:
             if isinstance(event, Printed):
                 self.hold([event])
+            elif isinstance(event, DisplayData) and event.update:
+                self._displays.show(event)  # in its place, wherever the lines are by then
             elif isinstance(event, (DisplayData, ClearOutput)):
                 if run.fresh:  # others may be over at once
                     self.place()
