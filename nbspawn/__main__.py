@@ -27,7 +27,7 @@ _PACKAGES = (
     *("debugpy", "py-spy", "torch_xla", "torch_tpu"),
 )
 _LIMITS = (("open files", resource.RLIMIT_NOFILE), ("processes", resource.RLIMIT_NPROC))
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 _WAIT = 60.0  # seconds: a start that takes longer is reported as a failure
 _NAMES = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='\\n')"
 
@@ -85,9 +85,28 @@ def start_methods(every_method: bool) -> list[Row]:
         rows.append(("2 ranks, fork", _tried(lambda: _two_ranks("fork"))))
     rows.append(("fork server, start", _tried(server.get)))
     rows.append(("2 ranks, forkserver", _tried(lambda: _two_ranks("forkserver"))))
+    rows += _preloaded()
     if every_method:
         rows.append(("2 ranks, spawn", _tried(lambda: _two_ranks("spawn"))))
     return rows
+
+
+def _preloaded() -> list[Row]:
+    """What the fork server imports in notebooks of this environment, beside torch, and what it does not."""
+    from nbspawn.engine import learned
+    from nbspawn.engine.forkserver import memory_limit, server
+
+    server.learned.recall()
+    found = server.learned
+    refused = "; ".join(f"{name}: {why}" for name, why in found.refused.items())
+    return [
+        (
+            "its memory",
+            f"{server.report.memory / _MIB:.0f} MiB with torch alone; imports up to {memory_limit() / _MIB:.0f}",
+        ),
+        ("remembered imports", f"{len(found.tried)} in {learned.path()}"),
+        ("refused imports", refused or "none"),
+    ]
 
 
 def devices() -> list[Row]:

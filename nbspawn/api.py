@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.multiprocessing import ProcessContext
+
 from nbspawn import views
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.launch import FunctionJob, Options, settle, start
@@ -26,6 +28,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     devices: Sequence[int] | None = None,
     threads: int | None = None,
+    seed: int | None = None,
     timeout: float | None = None,
     grace_period: float = GRACE_PERIOD,
     log_dir: str | None = None,
@@ -49,6 +52,8 @@ def spawn(
         env: environment variables for the ranks, beside the kernel's.
         devices: the CUDA devices that the ranks may see.
         threads: intra-op threads a rank; default OMP_NUM_THREADS, else the cores shared out.
+        seed: repeat a run's random numbers: rank r begins with ``seed`` + r for ``random``, numpy and torch; default:
+            fresh ones in every rank and every run.
         timeout: seconds; afterwards RunTimeoutError says where every rank stood.
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
         log_dir: where each rank's whole output goes, and stays.
@@ -72,6 +77,7 @@ def spawn(
         env=env,
         devices=devices,
         threads=threads,
+        seed=seed,
         log_dir=log_dir,
         pdb=pdb,
         debugpy=debugpy,
@@ -97,13 +103,18 @@ def start_processes(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> LocalContext | None:
+) -> ProcessContext | None:
     """``torch.multiprocessing.start_processes``: the same arguments, defaults, results and errors.
 
     With ``join`` it returns None when all ranks have ended well and raises RankRaisedError or RankExitedError
     otherwise, which are torch's ProcessRaisedException and ProcessExitedException; its peers get SIGTERM at once.
-    Without, it returns a context to ``join``.
+    Without, it returns a LocalContext to ``join``, or torch's empty one for no ranks at all.
+
+    A KeyboardInterrupt that a rank raises itself is an error: the rank has not finished. torch takes it for success up
+    to release 2.13.
     """
+    if nprocs == 0:
+        return None if join else ProcessContext([], [])
     job = FunctionJob(fn, args, views.cell_names())
     options = Options(start_method, daemon=daemon)
     context = start(job, nprocs, *settle(job, options), options)

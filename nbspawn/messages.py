@@ -6,7 +6,8 @@ comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch
 (rank/launch.py). The order that is promised:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
-  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped`` and ``Resumed``, then exactly one of
+  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed`` and ``Imported``, then
+  exactly one of
   ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
   ``Exited`` comes last and is the engine's own word, not the rank's.
@@ -176,6 +177,15 @@ class Sampled:
     spent: tuple[tuple[Position, float], ...]
 
 
+@dataclass(frozen=True)
+class Imported:
+    """These installed modules have been imported in the rank since it told of others. The engine keeps it: the fork
+    server should have them for the next ranks."""
+
+    rank: int
+    modules: tuple[str, ...]
+
+
 # ---------------------------------------------------------------- events: the engine's own
 
 
@@ -311,6 +321,7 @@ Event = (
     | Resumed
     | Listening
     | Sampled
+    | Imported
     | Raised
     | Returned
     | Leaving

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbspawn import buffers
+from nbspawn.classes import new_classes_are_the_kernels, track_classes
 from nbspawn.culprit import Unpackable, culprit, one_line, trial
-from nbspawn.pickler import Pickler, loads, new_classes_are_the_kernels, track_classes
+from nbspawn.pickler import Pickler, loads
 
 __all__ = ["Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "track_classes"]
 

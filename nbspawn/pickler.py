@@ -1,6 +1,6 @@
 """How one object becomes a pickle stream and its large buffers, and an object again in another process.
 
-This is cloudpickle with five differences:
+This is cloudpickle with these differences:
 
 - memory of tensors goes out of band, as numpy's does by itself. Torch's tensors of every layout take themselves apart
   into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
@@ -11,23 +11,27 @@ This is cloudpickle with five differences:
   person moved to shared memory) is set *beside* the stream, which holds its index.
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
   the rank its globals are the rank's own, so that the functions that were sent see a cell bind ``lr`` anew.
-- on the way back from a rank a class that the kernel has is written as its id alone: cloudpickle would find the same
-  class, but then set all its attributes to copies from the rank.
+- some classes travel by another name, or as another class, than cloudpickle would have them (classes.py).
+- an open text file does not travel, where cloudpickle sends a copy of its text; ``sys.stdout`` is the rank's own there.
+- what accelerate and transformers know of their process they find out anew in the rank (accelerate_state.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
+import io
 import os
 import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context, reduction
 from typing import Any, Protocol
+
+from nbspawn import accelerate_state, classes
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
 
@@ -90,11 +94,13 @@ class Pickler:
 
     def _reducer(self, kind: type) -> Callable[[Any], Any] | None:
         if issubclass(kind, type):
-            return self._class if self._returning else self._cloudpickle
+            return self._class
         if issubclass(kind, types.FunctionType):
             return self._cloudpickle
         if kind is types.MethodType:
             return _method
+        if issubclass(kind, io.TextIOBase):
+            return _text_stream
         torch = sys.modules.get("torch")
         if torch is not None:
             if issubclass(kind, torch.Tensor):
@@ -103,15 +109,15 @@ class Pickler:
                 return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
             if issubclass(kind, torch.UntypedStorage):
                 return self._storage
+        if not self._returning:
+            if accelerate_state.is_state(kind):
+                return accelerate_state.reduce_state
+            if accelerate_state.is_training_arguments(kind):
+                return accelerate_state.reduce_training_arguments
         return self._process_bound if _needs_process_start(kind) else None
 
     def _class(self, cls: type) -> Any:
-        from cloudpickle import cloudpickle
-
-        tracker = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)
-        if tracker in _kernels_classes:
-            return _kernels_class, (tracker, cls.__qualname__)
-        return self._cloudpickle(cls)
+        return classes.reduce(cls, _digest if self._returning else None) or self._cloudpickle(cls)
 
     def _tensor(self, tensor: Any) -> Any:
         torch = sys.modules["torch"]
@@ -158,6 +164,21 @@ class Pickler:
         return (len(self.beside) - 1,)
 
 
+def _digest(obj: object) -> str:
+    """Of what is pickled of it on the way back from a rank."""
+    digest = hashlib.sha256()
+    pickler = Pickler(None, returning=True)
+    pickler.dump(obj, _Sink(digest.update))
+    for buffer in pickler.buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+class _Sink:
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+
+
 def _worth_returning(tensor: Any, torch: Any) -> Any:
     """A result as plain values: the history stays in the rank, and `batch[0]` does not take the whole batch along."""
     if not tensor.is_leaf:
@@ -174,6 +195,15 @@ def _method(method: types.MethodType) -> Any:
     """A function with `!command` in it uses the notebook's get_ipython, a method of a shell: each rank has its own."""
     if getattr(method, "__name__", "") == "get_ipython" and hasattr(method.__self__, "user_ns"):
         return _rank_get_ipython, ()
+    return NotImplemented
+
+
+def _text_stream(stream: io.TextIOBase) -> Any:
+    for name in ("stdout", "stderr"):
+        if stream is getattr(sys, name):
+            return _own_stream, (name,)
+    if isinstance(stream, io.TextIOWrapper):
+        raise TypeError("an open file belongs to one process")
     return NotImplemented
 
 
@@ -248,6 +278,10 @@ def _rank_get_ipython() -> Any:
     return ipython.get_ipython if ipython is not None else type(None)
 
 
+def _own_stream(name: str) -> Any:
+    return getattr(sys, name)
+
+
 def _from_beside(index: int) -> object:
     return _current.beside[index]
 
@@ -281,36 +315,3 @@ def _typed_storage(storage: Any, dtype: Any) -> Any:
 
 def _itself(obj: object) -> object:
     return obj
-
-
-# ---------------------------------------------------------------- classes that are the kernel's
-
-_kernels_classes: set[str] = set()  # in a rank: cloudpickle's ids of the classes that the kernel has
-
-
-def track_classes(namespace: Mapping[str, object]) -> None:
-    """Before a fork: let instances of the notebook's classes come back from the ranks as instances of those classes."""
-    from cloudpickle import cloudpickle
-
-    for value in list(namespace.values()):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            _kernels_classes.add(cloudpickle._get_or_create_tracker_id(value))
-
-
-@contextmanager
-def new_classes_are_the_kernels() -> Iterator[None]:
-    """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not."""
-    from cloudpickle import cloudpickle
-
-    before = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
-    yield
-    _kernels_classes.update(set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID) - before)
-
-
-def _kernels_class(tracker: str, name: str) -> Any:
-    from cloudpickle import cloudpickle
-
-    found = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
-    if found is None:
-        raise LookupError(f"the notebook has no longer the class {name} that the rank was sent")
-    return found

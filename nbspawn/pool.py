@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from nbspawn import views
 from nbspawn.background import BehindView, Handle
-from nbspawn.engine import inherited, xla
+from nbspawn.engine import inherited, made_for_one, xla
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import FunctionJob, Job, Options, fill, pack, settle, start
@@ -61,6 +61,8 @@ class Pool:
         self._used = False
         self._packed = 0.0
         self._cut = False
+        self.regrouped = False
+        """Has the group of ``backend`` been made anew since these ranks were started?"""
         self.ended = ""
         """Why there are no ranks any more; '' if there are, or never were any, as far as is known."""
         self._sent: list[set[str]] = []
@@ -183,13 +185,14 @@ class Pool:
         if self._context is None and len(asked) < self.nprocs:
             self._begin(FunctionJob(namespace.nothing), Terms(view=views.StreamView()), None, interrupted)[1]()
         started = time.monotonic()
-        done = self._start(job) if self._context is None else self._command(job, asked)
+        done = self._start(job, lambda: interrupted.count) if self._context is None else self._command(job, asked)
         context = self._living()
         logs = str(context.files.logs)
         how, notes = (("kept ranks", ""), ()) if self._used else (self._how, self._notes)
         run = Run.new(self.nprocs, *how, logs, started, context.cell, job.source, job.names)
         if self.options.keep:
             run = run.of_kept(asked if self._used else None)
+        notes += made_for_one.notes(job.variables)
         run = replace(run, mark=terms.mark, packed=self._packed, notes=notes)
         self._used = True
         watch = Watch(terms, context, interrupted)
@@ -209,9 +212,9 @@ class Pool:
 
         return watch, finish
 
-    def _start(self, job: Job) -> Callable[[], None]:
+    def _start(self, job: Job, give_up: Callable[[], object]) -> Callable[[], None]:
         options = self.options
-        choice, packed = settle(job, options)
+        choice, packed = settle(job, options, give_up)
         if options.accelerator == "xla" and (
             note := xla.note(self.nprocs, {**os.environ, **options.env}, options.backend)
         ):
@@ -266,6 +269,7 @@ class Pool:
             told = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
         elif any(rank.stop for rank in run.ranks) or any(failure.is_echo for failure in context.failures):
             told = "The process group was broken, and has been made anew." if context.regroup() else ""
+            self.regrouped = self.regrouped or bool(told)
         else:
             told = ""
         return replace(run, notes=(*run.notes, told)) if told else run

@@ -13,6 +13,7 @@ from nbspawn.errors import UsageError
 from nbspawn.messages import RunCell
 from nbspawn.pool import Pool
 from nbspawn.rank import namespace
+from nbspawn.rank.seeds import LARGEST
 from nbspawn.results import Results
 from nbspawn.views import View
 from nbspawn.watch import GRACE_PERIOD, Terms
@@ -90,6 +91,7 @@ class Session(Pool, Members):
         env: Mapping[str, str] | None = None,
         devices: Sequence[int] | None = None,
         threads: int | None = None,
+        seed: int | None = None,
         log_dir: str | None = None,
         pdb: bool = False,
         debugpy: bool = False,
@@ -102,8 +104,21 @@ class Session(Pool, Members):
         keep: bool = True,
     ) -> None:
         ranks, backend, accelerator = resolve(nprocs, backend, env or {}, devices)
+        if seed is not None and not (isinstance(seed, int) and 0 <= seed <= LARGEST):
+            raise UsageError(f"a seed is a number from 0 to {LARGEST}, not {seed!r:.60}")
         options = Options(
-            start_method, backend, accelerator, env or {}, devices, threads, log_dir, keep, pdb, debugpy, daemon=daemon
+            start_method,
+            backend,
+            accelerator,
+            env or {},
+            devices,
+            threads,
+            log_dir,
+            keep,
+            pdb,
+            debugpy,
+            seed=seed,
+            daemon=daemon,
         )
         Pool.__init__(self, ranks, options, Terms(timeout, grace_period, view), idle_timeout)
         Members.__init__(self, self, range(ranks))

@@ -14,6 +14,9 @@ import pytest
 
 # Without it jupyter_core warns, and warnings are errors here; set before anything imports it.
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+# A fork server that goes on importing in the background would take a processor from each test; those that are about it
+# switch it on (test_preload.py).
+os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 from kernels import Kernel
 

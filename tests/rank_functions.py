@@ -44,6 +44,12 @@ def raise_if(rank: int, failing: int) -> None:
     time.sleep(LONG)
 
 
+def exit_if(rank: int, failing: int) -> None:
+    if rank == failing:
+        sys.exit(7)
+    time.sleep(LONG)
+
+
 def raise_in_all(rank: int) -> None:
     time.sleep(random.random() / 10)
     raise ValueError(f"legitimate exception from process {rank}")

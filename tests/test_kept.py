@@ -80,6 +80,23 @@ def test_a_failure_while_the_others_wait_leaves_all_usable(kept: Kernel) -> None
     assert pids(kept) == before
 
 
+@once
+def test_what_was_built_on_a_group_that_is_no_more_says_so(kept: Kernel) -> None:
+    """fully_shard has a device mesh, whose groups torch has forgotten."""
+    make = "%%ranks\nfrom torch.distributed.fsdp import fully_shard\nmodel = fully_shard(torch.nn.Linear(3, 3))"
+    ok(kept.execute(make))
+    train = "%%ranks\nmodel(torch.ones(1, 3)).sum().backward()"
+    ok(kept.execute(train))
+    reply = kept.execute("%%ranks\ndist.new_subgroups(2)")
+    assert reply.status == "error" and "made anew after an error" not in reply.traceback, "another error, and before"
+    kept.execute("%%ranks\nif rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
+    reply = kept.execute(train)
+    assert "is not initialized" in reply.traceback
+    assert "The process group was made anew after an error. What was built on the old one" in reply.traceback
+    ok(kept.execute(make))
+    ok(kept.execute(train))
+
+
 @pytest.mark.parametrize("where", ["time.sleep(600)", "time.sleep(600) if rank == 1 else dist.barrier()"])
 def test_stop_leaves_all_usable(kept: Kernel, where: str) -> None:
     before = pids(kept)

@@ -16,6 +16,8 @@ FLOORS: tuple[set[str], ...] = (
         "status",
         "payload",
         "pickler",
+        "classes",
+        "accelerate_state",
         "culprit",
         "names",
         "guardian",

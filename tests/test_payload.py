@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import multiprocessing.pool
 import os
 import pickle
@@ -18,6 +19,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from kernels import Kernel, ok
 
 from nbspawn import buffers
 from nbspawn.payload import Packed, Unpackable, Value, load, pack, pack_variables, track_classes
@@ -344,6 +346,50 @@ def test_a_function_with_a_magic_gets_the_ranks_own_shell() -> None:
         assert load(packed.fds, packed.sizes, (), {})() is get_ipython
 
 
+# ---------------------------------------------------------------- what says a wrong name of itself; streams
+
+
+def use_backends(obj: dict[str, Any], namespace: dict[str, Any]) -> object:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(obj["value"]):
+        assert torch.backends.cuda.math_sdp_enabled()
+    checks = obj["class"] is SDPBackend, obj["value"] == SDPBackend.MATH, type(obj["value"]) is SDPBackend
+    return [*checks, obj["in a function"]() == SDPBackend.MATH, obj["value"], SDPBackend]
+
+
+def test_a_class_of_c_code_travels_under_the_name_that_a_module_has_for_it() -> None:
+    from torch.nn.attention import SDPBackend
+
+    space = notebook("def use(): return SDPBackend.MATH", SDPBackend=SDPBackend)
+    sent = {"class": SDPBackend, "value": SDPBackend.MATH, "in a function": space["use"]}
+    with pack(sent, space) as packed:
+        *checks, value, cls = ask_rank(packed, use_backends, spawn)
+    assert checks == [True] * 4 and value == SDPBackend.MATH and type(value) is cls is SDPBackend
+
+
+def use_streams(obj: dict[str, Any], namespace: dict[str, Any]) -> object:
+    return [obj["out"] is sys.stdout, obj["err"]["stream"] is sys.stderr, obj["text"].read()]
+
+
+def test_the_standard_streams_are_the_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are no files, as in a kernel."""
+    for stream in (sys.stdout, Outstream()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pack({"out": sys.stdout, "err": {"stream": sys.stderr}, "text": io.StringIO("text")}) as packed:
+            assert ask_rank(packed, use_streams) == [True, True, "text"]
+
+
+class Outstream(io.TextIOBase):
+    """As ipykernel's, which cannot be pickled either."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 # ---------------------------------------------------------------- what cannot travel
 
 NOTEBOOK = """
@@ -398,6 +444,7 @@ def attribute_only(): return event_like.event
         ("event", "event", "event is a threading.Event", "threads"),
         ("loop", "loop[1]", "loop[1] is a _thread.lock", "inside the cell"),
         ("file", "file", "file is an _io.TextIOWrapper", "Open it inside the cell"),
+        ("read", "read", "read is an _io.TextIOWrapper", "Open it inside the cell"),
         ("thread", "thread", "thread is a threading.Thread", "threads"),
         ("pool", "pool", "pool is a multiprocessing.pool.ThreadPool", "pools belong to one process"),
         ("loader", "loader", "DataLoaderIter", "iter()"),
@@ -406,8 +453,8 @@ def attribute_only(): return event_like.event
 )
 def test_the_culprit_is_named(name: str, path: str, reason: str, remedy: str, tmp_path: Any) -> None:
     space = notebook(NOTEBOOK, thread=threading.Thread(), picky=Picky())
-    if name == "file":
-        space["file"] = open(tmp_path / "log", "w")
+    if name in ("file", "read"):
+        space[name] = open(tmp_path / "log", "w" if name == "file" else "a+")
     elif name == "pool":
         space["pool"] = multiprocessing.pool.ThreadPool(1)
     elif name == "loader":
@@ -416,8 +463,8 @@ def test_the_culprit_is_named(name: str, path: str, reason: str, remedy: str, tm
         with pytest.raises(Unpackable) as caught:
             pack_variables({"fine": 1, name: space[name], "also": [2]}, namespace=space)
     finally:
-        if name == "file":
-            space["file"].close()
+        if name in ("file", "read"):
+            space[name].close()
         elif name == "pool":
             space["pool"].terminate()
             space["pool"].join()
@@ -570,6 +617,54 @@ def test_forked_ranks_return_instances_of_the_notebooks_classes() -> None:
     os.waitpid(pid, 0)
     assert type(point) is space["Point"] and red is space["Color"].RED
     assert type(own).__name__ == "Own"
+
+
+OWN = """
+import dataclasses
+@dataclasses.dataclass
+class Report:
+    rank: int
+    limit = {limit}
+    def late(self): return self.rank > self.limit
+report = Report({rank})
+"""
+
+
+def make_report(numbers: Any, namespace: dict[str, Any]) -> object:
+    rank, limit = numbers
+    return notebook(OWN.format(rank=rank, limit=limit))["report"]
+
+
+def test_a_class_that_ranks_define_alike_is_one_in_the_kernel() -> None:
+    def told(rank: int, limit: int) -> Any:
+        with pack((rank, limit)) as packed:
+            return ask_rank(packed, make_report)
+
+    first, second, other, same = told(1, 5), told(2, 5), told(1, 0), told(1, 5)
+    assert type(first) is type(second) and first == same and first != second
+    assert type(other) is not type(first), "its limit is another"
+    assert (first.late(), other.late()) == (False, True)
+
+
+# ---------------------------------------------------------------- in a notebook
+
+
+def test_sdpa_backends_streams_and_files_of_a_notebook(kernel: Kernel) -> None:
+    ok(kernel.execute("import os, sys\nfrom torch.nn.attention import SDPBackend, sdpa_kernel"))
+    ok(kernel.execute("best, out, file = SDPBackend.MATH, sys.stdout, open(os.devnull)"))
+    cell = "with sdpa_kernel([best, SDPBackend.MATH]):\n    print('said', file=out)\n"
+    reply = ok(kernel.execute(f"%%spawn 2 -m forkserver\n{cell}best == SDPBackend.MATH, out is sys.stdout"))
+    assert reply.result == "[0-1] (True, True)" and reply.of(0) == reply.of(1) == ["said"]
+    reply = kernel.execute("%%spawn 2 -m forkserver\nfile.fileno()")
+    assert reply.ename == "PayloadError" and "Open it inside the cell" in reply.traceback
+    reply = ok(kernel.execute("%%spawn 2\nfile.fileno() > 2"))
+    assert reply.result == "[0-1] True" and "file cannot travel, and fork is safe here" in reply.table["text/plain"]
+
+
+def test_a_dataclass_of_the_cell_is_one_for_all_ranks(kernel: Kernel, method: str) -> None:
+    cell = "from dataclasses import dataclass\n@dataclass\nclass Report:\n    loss: float\nReport(0.5)"
+    ok(kernel.execute(f"%%spawn 2 -m {method} -o reports\n{cell}"))
+    assert kernel.value("reports[0] == reports[1], type(reports[0]) is type(reports[1])") == (True, True)
 
 
 # ---------------------------------------------------------------- nothing is left behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ import pytest
 import rank_functions as ranks
 import torch
 import torch.distributed as dist
-from leftovers import until
 
 import nbspawn
 from nbspawn.engine import fork_safety, forkserver, start_method
@@ -165,25 +165,28 @@ def test_auto_goes_to_the_fork_server_with_a_poisoned_cuda(poisoned_cuda: None) 
         nbspawn.spawn(function_with_a_lock(), nprocs=2)
 
 
-def test_auto_with_a_cold_server_and_a_poisoned_cuda(poisoned_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A safe fork may serve until the server is warm; this one is not safe."""
+@pytest.mark.parametrize("requested", ["auto", "forkserver"])
+def test_the_method_does_not_depend_on_the_clock(requested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can travel waits for the fork server, though fork would be safe, and the view says so."""
     cold = forkserver.PrivateServer()
     monkeypatch.setattr(start_method, "server", cold)
     try:
-        assert chosen().method == "forkserver"
+        choice = chosen(requested=requested)
+        assert (choice.method, choice.warm, choice.title) == ("forkserver", False, "fork server")
+        assert re.fullmatch(r"waited \d+\.\d s for it to start", choice.why)
+        choice = chosen(requested=requested)
+        assert (choice.method, choice.warm, choice.title) == ("forkserver", True, "fork server, warm")
     finally:
         cold.stop()
 
 
-def test_auto_forks_where_it_is_safe_until_the_server_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_wait_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     cold = forkserver.PrivateServer()
     monkeypatch.setattr(start_method, "server", cold)
     try:
-        choice = chosen()
-        assert (choice.method, choice.warm) == ("fork", False)
-        assert "warm" in choice.why
-        assert until(lambda: cold.warm, 60)
-        assert chosen().method == "forkserver"
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            settle(FunctionJob(ranks.succeed), Options(), lambda: True)
+        assert "no ranks have been started" in stopped.value._render_traceback_()[0]
     finally:
         cold.stop()
 

@@ -108,7 +108,25 @@ def test_daemon_is_passed_on(method: str, daemon: bool) -> None:
     assert list(context.results()) == [daemon, daemon]
 
 
+@every_method
+def test_no_ranks_at_all(method: str) -> None:
+    assert start(ranks.raise_in_all, nprocs=0, method=method) is None
+    context = start(ranks.raise_in_all, nprocs=0, method=method, join=False)
+    assert isinstance(context, ProcessContext) and context.pids() == []
+    assert context.join() is True and context.join(timeout=0.1, grace_period=1.0) is True
+
+
 # ---------------------------------------------------------------- failures
+
+
+@every_method
+@pytest.mark.parametrize(("end", "code"), [(ranks.raise_if, 1), (ranks.exit_if, 7)])
+def test_exit_code_of_the_rank_that_failed_is_its_own(method: str, end: Any, code: int) -> None:
+    """Not that of the SIGTERM for its peers."""
+    context = start(end, args=(1,), method=method, join=False)
+    with pytest.raises((ProcessRaisedException, ProcessExitedException)):
+        context.join()
+    assert [process.exitcode for process in context.processes] == [-signal.SIGTERM, code]
 
 
 @every_method
@@ -205,10 +223,11 @@ def test_external_sigterm(method: str) -> None:
     assert caught.value.exit_code == -signal.SIGTERM
 
 
-def test_keyboard_interrupt_of_the_ranks_own() -> None:
-    """Older releases of torch call it success; a rank that did not finish is a failure."""
+@light_methods
+def test_keyboard_interrupt_of_the_ranks_own(method: str) -> None:
+    """Releases of torch up to 2.13 call it success; a rank that did not finish is a failure."""
     with pytest.raises(ProcessRaisedException, match="\nKeyboardInterrupt: of the rank's own$"):
-        start(ranks.raise_keyboard_interrupt)
+        start(ranks.raise_keyboard_interrupt, method=method)
 
 
 def test_errors_survive_pickling() -> None:

@@ -13,7 +13,7 @@ import threading
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from nbspawn.culprit import parts
@@ -92,14 +92,15 @@ def _has_compiled() -> bool:
     return compiler is not None and (asked is None or asked().currsize > 0)
 
 
-# ---------------------------------------------------------------- locks
+# ---------------------------------------------------------------- locks and threads
 
 _PARTS_LOOKED_AT = 200  # so that it takes a millisecond at the most
 
 
-def held_locks(variables: Mapping[str, object]) -> list[str]:
-    """The locks that these variables are or use (functions by their names, containers by what is in them) and that
-    are held at this moment, a sentence each. Nobody would release them in a forked copy of this process."""
+def stranded(variables: Mapping[str, object]) -> list[str]:
+    """What these variables are or use (functions by their names, containers by what is in them) that a forked copy of
+    this process cannot have, a sentence each: locks that are held at this moment, which nobody would release there, and
+    threads that run (of a queue, an executor, a SummaryWriter), which a fork does not copy."""
     told = []
     seen: set[int] = set()
     found: deque[tuple[str, object]] = deque(variables.items())
@@ -108,14 +109,26 @@ def held_locks(variables: Mapping[str, object]) -> list[str]:
         if id(value) in seen or _not_looked_into(value):
             continue
         seen.add(id(value))
-        if type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
+        if isinstance(value, threading.Thread):
+            if value.is_alive() and value is not threading.current_thread():
+                told.append(
+                    f"{path} is a thread that runs in this kernel, and a forked rank would wait for it for ever"
+                )
+        elif type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
             if value.acquire(blocking=False):
                 value.release()  # type: ignore[attr-defined]
             else:
                 told.append(f"the lock {path} is held in this kernel, and a forked rank would wait for it for ever")
         else:
-            found.extend((path + step, part) for step, part in islice(parts(value), _PARTS_LOOKED_AT))
+            found.extend((path + step, part) for step, part in islice(_parts(value), _PARTS_LOOKED_AT))
     return told
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """Of executors and queues, too, which parts() takes for things that are what they are."""
+    yield from parts(value)
+    if type(value).__module__.startswith(("concurrent.", "multiprocessing.", "queue")):
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
 def _not_looked_into(value: object) -> bool:
@@ -202,9 +215,12 @@ def _try_torch() -> str:
     if not bad:
         if not openmp_can_be_paused():
             torch.set_num_threads(1)
-        x = torch.ones(4, requires_grad=True)
-        x.sum().backward()
-        torch.mm(torch.ones(300, 300), torch.ones(300, 300)).sum().item()
+        # Whatever the notebook has set (a default device, no gradients) says nothing about fork.
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones(4, requires_grad=True, device="cpu", dtype=torch.float32)
+            x.sum().backward()
+            square = torch.ones(300, 300, device="cpu", dtype=torch.float32)
+            torch.mm(square, square).sum().item()
     return bad
 
 

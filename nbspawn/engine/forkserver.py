@@ -12,16 +12,15 @@ that the person's own ``set_start_method`` still works after ``%load_ext nbspawn
 from __future__ import annotations
 
 import atexit
-import importlib.machinery
 import io
 import os
 import signal
 import sys
-import sysconfig
 import threading
+import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import (
     connection,
     context,
@@ -33,25 +32,32 @@ from multiprocessing import (
     spawn,
     util,
 )
+from pathlib import Path
 from typing import Any
 
 from nbspawn.engine import inherited
 from nbspawn.engine.directories import OwnedDirectory
+from nbspawn.engine.learned import TRAINING, Learned, changed_at
+from nbspawn.rank.plan import PATH, Plan, Report
 
 FORKSERVER = "nbspawn-forkserver"
 SPAWN = "nbspawn-spawn"
 
 _START_SECONDS = 60.0
+_MEMORY = 1024  # MB above which a server imports no more; on a small machine a quarter of its memory
+_MEMORY_VARIABLE = "NBSPAWN_PRELOAD_MB"
 
-_BASE = ("nbspawn.rank.preload",)
-_SHELL = ("nbspawn.rank.preload_shell",)
-
-# Importing these starts threads or a runtime, and a process with threads is no safe thing to fork.
-_NOT_PRELOADED = {"jax", "jaxlib", "tensorflow", "torch_tpu", "ray", "pyspark", "dask", "distributed"}
+# What nbspawn or torchrun sets in each rank, whatever the server had: it may differ without being out of date.
+_OF_RANKS = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "OMP_NUM_", "NBSPAWN_")
 
 
 class PrivateServer:
-    """One fork server a kernel, started and replaced in the background."""
+    """The fork server of this process, started and replaced in the background.
+
+    The first one has torch, and is there after a second. In a notebook it gives way to another one that has imported
+    what ranks need beside it (learned.py), and that to the next whenever ranks have told of more. One whose imports
+    looked at environment variables that have changed since, or at packages that were installed anew, serves no more.
+    """
 
     def __init__(self) -> None:
         self._forget()
@@ -60,12 +66,21 @@ class PrivateServer:
 
     def _forget(self) -> None:
         self._current: Any = None
-        self._preloaded: tuple[str, ...] = ()
+        self._planned: frozenset[str] = frozenset()
+        self._installed_at: tuple[int, ...] = ()
+        self._needed: tuple[str, ...] = ()
         self._warming: threading.Thread | None = None
+        self._cancelled = False
+        self._starting = 0
+        self._replaced = threading.Condition()
         self._retired: list[Any] = []
         self._failure = "it has not finished its imports"
         self._directory: OwnedDirectory | None = None
         self._made = 0
+        self.learned = Learned()
+        """What ranks will need."""
+        self.report = Report()
+        """What the present server has imported, and what it has not."""
         self.not_while_forking = threading.Lock()
         """Held while a thread is in multiprocessing's own locks, which a forked child would inherit locked."""
 
@@ -74,80 +89,152 @@ class PrivateServer:
         """Has a server finished its imports?"""
         return self._current is not None
 
-    def has(self, packages: Iterable[str]) -> bool:
-        """Is there a server that has imported these packages, or has tried to?"""
-        tops = {name.partition(".")[0] for name in self._preloaded}
-        return self.warm and tops.issuperset(packages)
+    def out_of_date(self, environment: Mapping[str, str]) -> str:
+        """Why the present server cannot serve ranks with this environment; '' if it can."""
+        if changed_at() != self._installed_at:
+            return "packages have been installed"
+        # An import that sets a variable has set it in the kernel, too, if that has imported the same.
+        changed = (name for name, values in self.report.read.items() if environment.get(name) not in values)
+        name = next((name for name in changed if not name.startswith(_OF_RANKS)), "")
+        return name and f"{name} has changed"
 
-    def warm_up(self, packages: Iterable[str] = ()) -> None:
-        """Have a server that has imported ``packages`` too, soon; returns at once. The present one, if there is one,
-        serves until its successor is ready."""
-        theirs = {name for name in self._preloaded if name not in _BASE + _SHELL}.union(packages)
-        wanted = _BASE + (_SHELL if "IPython" in sys.modules else ()) + tuple(sorted(theirs))
-        if set(wanted) <= set(self._preloaded) or (self._warming is not None and self._warming.is_alive()):
-            return
-        self._retired = [old for old in self._retired if not _has_ended(old)]
-        if self._directory is None:
-            self._directory = OwnedDirectory("server")
-        self._warming = threading.Thread(target=self._replace, args=(wanted,), name="nbspawn-warm-up", daemon=True)
-        self._warming.start()
+    def warm_up(self, modules: Iterable[str] = ()) -> None:
+        """Have a server soon, and then one that has imported these modules too, and all else that ranks are likely to
+        need; returns at once. The present one, if there is one, serves until its successor is ready."""
+        self.learned.learn(modules)
+        self._begin(everything=memory_limit() > 0)
 
-    def get(self, packages: Sequence[str] = ()) -> forkserver.ForkServer:
-        """The server; waits for the first one to be ready (about 1 s), and for one that has these packages. Raises
-        OSError if there is none in 60 s."""
-        for _ in range(2):  # the one that is warming up may have been begun without the packages
-            if self._current is None or not self.has(packages):
-                self.warm_up(packages)
-                if self._warming is not None:
-                    self._warming.join(_START_SECONDS)
-        if self._current is None:
-            raise OSError(f"{self._failure} (python -m nbspawn tells more)")
+    def get(
+        self,
+        modules: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        give_up: Callable[[], object] = bool,
+    ) -> forkserver.ForkServer:
+        """The server; waits for one that has these modules and can serve ranks with this environment, about 1 s where
+        there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` says so meanwhile."""
+        end = time.monotonic() + _START_SECONDS
+        begun = False
+        self._needed += tuple(name for name in modules if name not in self._needed)
+        while not self._serves(environment):
+            if self._current is not None and not begun:
+                self._cancel()  # what is being imported is not for these ranks
+            if self._warming is None or not self._warming.is_alive():
+                if begun:
+                    raise OSError(f"{self._failure} (python -m nbspawn tells more)")
+                begun = True
+                self._begin(everything=False, environment=environment)
+            with self._replaced:
+                self._replaced.wait(0.05)
+            if give_up():
+                raise KeyboardInterrupt
+            if time.monotonic() > end:
+                raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
         return self._current  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         """End the server. Ranks that it has forked live on."""
-        if self._warming is not None:
-            self._warming.join()
+        self._cancel()
         if self._current is not None:
             self._retire(self._current)
-        self._current, self._preloaded = None, ()
+        self._current, self._planned = None, frozenset()
         self._remove_directory()
 
-    def _replace(self, preload: tuple[str, ...]) -> None:
-        fresh = self._start(preload)
-        ours = tuple(name for name in preload if name in _BASE + _SHELL)
-        if fresh is None and preload != ours:  # a module of the person's does not survive the import outside the kernel
-            fresh = self._start(ours)
-        if fresh is not None:
-            old, self._current, self._preloaded = self._current, fresh, preload
-            if old is not None:
-                self._retire(old)
+    def _cancel(self) -> None:
+        """Start no successor now."""
+        self._cancelled = True
+        if self._starting:
+            os.kill(self._starting, signal.SIGKILL)
+        if self._warming is not None:
+            self._warming.join()
+        self._cancelled = False
 
-    def _start(self, preload: tuple[str, ...]) -> Any:
+    def _serves(self, environment: Mapping[str, str] | None) -> bool:
+        if self._current is None or not self._planned.issuperset(self._needed):
+            return False
+        return environment is None or not self.out_of_date(environment)
+
+    def _begin(self, everything: bool, environment: Mapping[str, str] | None = None) -> None:
+        if self._warming is not None and self._warming.is_alive():
+            return
+        if self._current is not None and everything and not self._missing():
+            return
+        self._retired = [old for old in self._retired if not _has_ended(old)]
+        if self._directory is None:
+            self._directory = OwnedDirectory("server")
+        self._warming = threading.Thread(
+            target=self._bring_up, args=(everything, environment), name="nbspawn-warm-up", daemon=True
+        )
+        self._warming.start()
+
+    def _bring_up(self, everything: bool, environment: Mapping[str, str] | None) -> None:
+        """In a thread of its own: the first server, for whoever waits; then the one that has more."""
+        if self._current is None or not everything:
+            if not self._replace(self._needed, environment):
+                return
+        if everything:
+            self.learned.recall()
+            while self._missing() and not self._cancelled:
+                if not self._replace((*self._needed, *self.learned.wanted)):
+                    return
+                self.learned.tried.update(dict.fromkeys(self.report.imported))
+                self.learned.refused.update(self.report.refused)
+                self.learned.remember()
+
+    def _missing(self) -> set[str]:
+        return {*self._needed, *self.learned.wanted} - self._planned - self.report.modules
+
+    def _replace(self, modules: tuple[str, ...], environment: Mapping[str, str] | None = None) -> bool:
+        shell = "IPython" in sys.modules
+        trusted = (*self._needed, *TRAINING, *self.learned.tried)
+        installed_at = changed_at()
+        theirs = dict(os.environ if environment is None else environment)
+        fresh = self._start(Plan(modules, trusted, memory_limit(), theirs, shell))
+        if fresh is None:
+            return False
+        old, self._current = self._current, fresh
+        self._planned, self._installed_at = frozenset(modules), installed_at
+        if old is not None:
+            self._retire(old)
+        with self._replaced:
+            self._replaced.notify_all()
+        return True
+
+    def _start(self, plan: Plan) -> Any:
+        assert self._directory is not None
+        self._made += 1
+        written = self._directory.path / f"plan-{self._made}"
+        plan.write(written)
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
-        fresh.set_forkserver_preload(list(preload))
+        fresh.set_forkserver_preload(["nbspawn.rank.preload"])
         try:
-            with self.not_while_forking, _starting(), _in_their_own_groups(), self._listening_here():
-                resource_tracker.ensure_running()  # before the mask, which it would lift
+            with self.not_while_forking, _starting(), self._listening_here():
+                with _beginning_with("os.setpgid(0, 0)"):
+                    resource_tracker.ensure_running()  # before the mask, which it would lift
                 # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
                 # mask is inherited; ranks lift it (rank/process.py).
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
-                    fresh.ensure_running()
+                    with _beginning_with(f"os.setpgid(0, 0); os.environ[{PATH!r}] = {os.fspath(written)!r}"):
+                        fresh.ensure_running()
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError as error:
             self._failure = str(error)
             return None
         inherited.keep_from_children(fresh._forkserver_alive_fd)
+        self._starting = fresh._forkserver_pid
         try:
             self._wait_until_it_answers(fresh)
+            self.report = Report.of(written)
             return fresh
         except (OSError, EOFError) as error:
             self._failure = f"it ended during its imports ({error})" if str(error) else "it ended during its imports"
             inherited.close(fresh._forkserver_alive_fd)
-            os.waitpid(fresh._forkserver_pid, 0)
+            with suppress(ChildProcessError):
+                os.waitpid(fresh._forkserver_pid, 0)
             return None
+        finally:
+            self._starting = 0
 
     def _wait_until_it_answers(self, fresh: Any) -> None:
         """It listens from the start but answers only after its imports: an empty process tells when."""
@@ -166,7 +253,6 @@ class PrivateServer:
     def _listening_here(self) -> Iterator[None]:
         """multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not."""
         assert self._directory is not None
-        self._made += 1
         address = os.fspath(self._directory.path / f"server-{self._made}")
         module: Any = forkserver
         module.connection = types.SimpleNamespace(arbitrary_address=lambda family: address)
@@ -187,8 +273,9 @@ class PrivateServer:
 
 
 @contextmanager
-def _in_their_own_groups() -> Iterator[None]:
-    """Start multiprocessing's two helpers, the fork server and the resource tracker, outside of the kernel's group.
+def _beginning_with(statements: str) -> Iterator[None]:
+    """Have multiprocessing's two helpers, the fork server and the resource tracker, run ``statements`` first of all:
+    they leave the kernel's process group.
 
     At its shutdown ipykernel sends SIGTERM to all of its group and waits for them to end. The resource tracker ignores
     SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. Both helpers end by
@@ -198,7 +285,7 @@ def _in_their_own_groups() -> Iterator[None]:
 
     def start(path: bytes, arguments: list[str], fds: list[int]) -> int:
         *options, code = arguments
-        return util.spawnv_passfds(path, [*options, f"import os; os.setpgid(0, 0); {code}"], fds)
+        return util.spawnv_passfds(path, [*options, f"import os; {statements}; {code}"], fds)
 
     for module in modules:
         module.util = types.SimpleNamespace(**{**vars(util), "spawnv_passfds": start})
@@ -209,27 +296,23 @@ def _in_their_own_groups() -> Iterator[None]:
             module.util = util
 
 
+def memory_limit() -> int:
+    """Bytes above which a server imports no more; 0 has it import nothing but torch. ``NBSPAWN_PRELOAD_MB`` sets it."""
+    with suppress(KeyError, ValueError):
+        return max(0, int(os.environ[_MEMORY_VARIABLE])) << 20
+    sizes = [_MEMORY << 20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4]
+    with suppress(OSError, ValueError):  # no such file; "max"
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) // 4)
+    return min(sizes)
+
+
 def _has_ended(old: Any) -> bool:
-    if os.waitpid(old._forkserver_pid, os.WNOHANG)[0] == 0:
-        return False
+    with suppress(ChildProcessError):  # whoever waits for any child of this process may have been faster
+        if os.waitpid(old._forkserver_pid, os.WNOHANG)[0] == 0:
+            return False
     if os.path.exists(old._forkserver_address):
         os.unlink(old._forkserver_address)
     return True
-
-
-def preloadable(modules: Iterable[str]) -> set[str]:
-    """Those of the imported ``modules`` that lie in site-packages: installed, so not edited by the person.
-
-    Editable installs lie elsewhere and are left out: a fork server would keep their old code.
-    """
-    places = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
-    found = set()
-    for name in modules:
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if isinstance(spec, importlib.machinery.ModuleSpec) and (spec.origin or "").startswith(places):
-            if name.partition(".")[0] not in _NOT_PRELOADED:
-                found.add(name)
-    return found
 
 
 server = PrivateServer()

@@ -31,8 +31,10 @@ from nbspawn.engine.resources import Resources
 from nbspawn.engine.start_method import Choice
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 from nbspawn.messages import RunCell, RunFunction
+from nbspawn.rank import settings
 from nbspawn.rank.launch import Launch, RunFiles, SentFd
 from nbspawn.rank.main import main
+from nbspawn.rank.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Options:
     """Somebody may look at one rank for long, so the group of ``backend`` gets a day's timeout."""
     debugpy: bool = False
     """Have each rank listen for a debugger (VS Code's) on a loopback port of its own."""
+    seed: int | None = None
+    """Rank r begins with the random numbers of ``seed`` + r; None: with fresh ones."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
@@ -157,10 +161,14 @@ _DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a
 _DESCRIPTORS_A_RUN = 32
 
 
-def settle(job: Job, options: Options) -> tuple[Choice, Any]:
-    """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``."""
+def settle(job: Job, options: Options, give_up: Callable[[], object] = bool) -> tuple[Choice, Any]:
+    """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``, and
+    KeyboardInterrupt when ``give_up`` says so while the fork server starts."""
     needed = (xla.PACKAGE,) if options.accelerator == "xla" else ()
-    return start_method.choose(options.start_method, partial(pack, job), job.variables, job.kind, needed)
+    environment = {**os.environ, **_visible(options), **options.env}
+    return start_method.choose(
+        options.start_method, partial(pack, job), job.variables, job.kind, needed, environment, give_up
+    )
 
 
 def pack(job: Job) -> tuple[payload.Packed, Any]:
@@ -260,8 +268,7 @@ def _launch(
     env[guardian.MARK] = ":".join([*filter(None, [os.environ.get(guardian.MARK)]), os.fspath(files.private)])
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    if options.devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
+    env.update(_visible(options))
     env.update(options.env)
     if options.accelerator == "xla":
         env.update(xla.prepare(nprocs, env))
@@ -270,14 +277,18 @@ def _launch(
         inherited_job, command = job.inherited()
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
         job_of_ranks = {"env": new, "command": command, "inherited": inherited_job, "foreign": kernel_sockets()}
+        job_of_ranks["settings"] = Settings()  # inherited, too
     else:
         blob, command = packed
         job_of_ranks = {"env": env, "command": command, "payload": tuple(map(SentFd, blob.fds)), "beside": blob.beside}
+        job_of_ranks["settings"] = settings.read()
     return Launch(
         world_size=nprocs,
         method=choice.method,
         files=files,
         threads=threads,
+        sys_path=list(sys.path),
+        seed=options.seed,
         backend=options.backend,
         accelerator=options.accelerator,
         keep=options.keep,
@@ -285,6 +296,10 @@ def _launch(
         debugpy=options.debugpy,
         **job_of_ranks,
     )
+
+
+def _visible(options: Options) -> dict[str, str]:
+    return {} if options.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, options.devices))}
 
 
 def default_threads(nprocs: int) -> int:

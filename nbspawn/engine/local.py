@@ -12,7 +12,7 @@ from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn.engine import inherited, signals
+from nbspawn.engine import forkserver, inherited, signals
 from nbspawn.engine.directories import run_directories
 from nbspawn.engine.forkserver import ServedProcess
 from nbspawn.engine.logs import LogTail
@@ -25,6 +25,7 @@ from nbspawn.messages import (
     Command,
     Event,
     Exited,
+    Imported,
     Leaving,
     Measured,
     Raised,
@@ -205,6 +206,9 @@ class LocalRanks(ProcessContext):
 
     def _heard(self, event: Event) -> None:
         """One message from a rank, put behind what that rank had printed by then."""
+        if isinstance(event, Imported):
+            forkserver.server.learned.learn(event.modules)
+            return
         offset = getattr(event, "offset", None)
         if offset is not None:
             printed = self._tails[event.rank].read_to(offset)
@@ -291,7 +295,7 @@ class LocalRanks(ProcessContext):
         how = "interrupt" if number == signal.SIGINT else number.name
         for rank in self.sentinels.values():
             process = self.processes[rank]
-            if process.exitcode is not None or (self._launch.keep and rank not in self._busy):
+            if process.exitcode is not None or not self._needs(rank, number):
                 continue
             if number == signal.SIGINT:
                 self._outcomes.interrupted.add(rank)
@@ -302,6 +306,14 @@ class LocalRanks(ProcessContext):
                 self._outcomes.stopped.add(rank)
             self._events.append(Stopping(rank, time.monotonic(), how))
             (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(process.pid, number)
+
+    def _needs(self, rank: int, number: signal.Signals) -> bool:
+        """Is this signal for this rank? A kept one that is idle stays. Any other that has told of its error leaves at
+        once by itself: a signal meanwhile would take the place of its own exit code, which is torch's contract."""
+        if self._launch.keep:
+            return rank in self._busy
+        leaves = isinstance(self._outcomes.said.get(rank), (Raised, Leaving))
+        return not leaves or number == signal.SIGKILL
 
     # ------------------------------------------------------------ where ranks stand
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbspawn.engine.fork_safety import fork_hazards, held_locks, poisoned_runtimes, probe_if_changed, unsafe_to_fork
+from nbspawn.engine.fork_safety import fork_hazards, poisoned_runtimes, probe_if_changed, stranded, unsafe_to_fork
 from nbspawn.engine.forkserver import FORKSERVER, SPAWN, server
-from nbspawn.errors import PayloadError, StartError, UsageError
+from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 
 METHODS = ("auto", "fork", "forkserver", "spawn")
+_WORTH_SAYING = 0.1  # seconds of waiting for the fork server
 _TORCH_NAMES = {"fork": "fork", "forkserver": FORKSERVER, "spawn": SPAWN}
 
 
@@ -44,9 +44,13 @@ def choose(
     variables: Mapping[str, object],
     kind: str,
     needed: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    give_up: Callable[[], object] = bool,
 ) -> tuple[Choice, Any]:
     """Settle the method and pack the job, a ``kind`` that uses ``variables``, if it has to travel: ``(choice, packed
-    or None)``. ``needed`` are modules that take seconds to import, and that each rank needs.
+    or None)``. ``needed`` are modules that take seconds to import, and that each rank needs; ``environment`` is what
+    the ranks' will be. What can travel goes by the fork server, whether it is ready or not: how a cell behaves must not
+    depend on when it runs. While the server starts, this waits, or until ``give_up`` says so: KeyboardInterrupt.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
     either, UsageError for an unknown method.
@@ -54,8 +58,8 @@ def choose(
     if requested not in METHODS:
         raise UsageError(f"no start method is called {requested!r}: use one of {', '.join(METHODS)}")
     if requested == "fork":
-        if locks := held_locks(variables):
-            raise StartError(f"fork cannot work here: {_join(locks)}. Release it first, or create it inside the cell.")
+        if found := stranded(variables):
+            raise StartError(f"fork cannot work here: {_join(found)}. Release it first, or create it inside the cell.")
         hazards = fork_hazards() + poisoned_runtimes() or probe_if_changed()
         if hazards:
             raise StartError(
@@ -65,17 +69,29 @@ def choose(
         return Choice("fork", "as you asked; nothing that makes fork unsafe is running in this kernel"), None
 
     def unsafe() -> list[str]:
-        return held_locks(variables) or unsafe_to_fork()
+        return stranded(variables) or unsafe_to_fork()
 
-    was_warm = server.has(needed)
+    if requested == "spawn":
+        return Choice(requested, "as you asked"), pack()
+    waited = ""
+
+    def wait_for_server() -> None:
+        nonlocal waited
+        began = time.monotonic()
+        outdated = server.warm and environment is not None and server.out_of_date(environment)
+        try:
+            server.get(needed, environment, give_up)
+        except KeyboardInterrupt:
+            raise interrupted((), "no ranks have been started") from None
+        except OSError as failure:
+            raise StartError(f"the fork server cannot start: {failure}") from None
+        if time.monotonic() - began > _WORTH_SAYING:
+            why = f"start again, since {outdated}" if outdated else "start"
+            waited = f"waited {time.monotonic() - began:.1f} s for it to {why}"
+
     if requested == "forkserver":
-        _wait_for_server(needed)
-    if requested != "auto":
-        return Choice(requested, "as you asked", was_warm), pack()
-    # A fork of a kernel without the modules would have each rank import them: then waiting for the server is faster.
-    if not was_warm and hasattr(os, "fork") and all(name in sys.modules for name in needed) and not unsafe():
-        server.warm_up(needed)
-        return Choice("fork", "safe here, and the fork server is still warming up"), None
+        wait_for_server()
+        return Choice(requested, waited or "as you asked", not waited), pack()
     try:
         packed = pack()
     except PayloadError as stuck:
@@ -85,21 +101,17 @@ def choose(
             raise PayloadError(f"{stuck}\n{also}", stuck.culprit) from None
         return Choice("fork", f"{stuck.culprit} cannot travel, and fork is safe here"), None
     try:
-        _wait_for_server(needed)
+        wait_for_server()
+    except KeyboardInterrupt:
+        packed[0].close()
+        raise
     except StartError as failure:
+        packed[0].close()
         hazards = unsafe()
         if hazards:
             raise StartError(f"{failure}\nAnd fork is unsafe: {_join(hazards)}.") from None
-        packed[0].close()
         return Choice("fork", f"safe here, and {failure}"), None
-    return Choice("forkserver", f"everything that the {kind} uses can travel", was_warm), packed
-
-
-def _wait_for_server(needed: Sequence[str]) -> None:
-    try:
-        server.get(needed)
-    except OSError as failure:
-        raise StartError(f"the fork server cannot start: {failure}") from None
+    return Choice("forkserver", waited or f"everything that the {kind} uses can travel", not waited), packed
 
 
 def _join(hazards: list[str]) -> str:

@@ -48,6 +48,12 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed (0 to {2**32 - 1})")
+    return int(text)
+
+
 def _devices(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -124,6 +130,12 @@ def _parser() -> Parser:
         metavar="N",
         type=_threads,
         help="threads of torch's operations in each rank (default: OMP_NUM_THREADS, else the cores shared out)",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=_seed,
+        help="repeat a run's random numbers: rank r seeds random, numpy and torch with N + r (default: fresh ones)",
     )
     add(
         "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"

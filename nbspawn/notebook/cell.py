@@ -16,6 +16,12 @@ from nbspawn.messages import RunCell
 from nbspawn.names import Names, check, ends_silent, names_used
 from nbspawn.rank.shell import displays
 
+_OLD_GROUP = "is not initialized in the world group map"
+"""What torch says of a process group that it no longer knows."""
+_MAKE_AGAIN = (
+    "The process group was made anew after an error. What was built on the old one must be made again: device meshes, "
+    "FSDP models, subgroups."
+)
 _EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
 
@@ -64,10 +70,13 @@ def job(
     return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
 
 
-def explain(shell: Any, error: BaseException, kept: bool) -> None:
-    """Have the one error say what to do."""
+def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> None:
+    """Have the one error of ``kept`` ranks or others say what to do; ``regrouped``: an earlier command's error made the
+    ranks make their process group anew."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
         error.lines += tuple(_advice(shell, error.summary, kept))
+        if regrouped and any(_OLD_GROUP in line for line in error.lines):
+            error.lines += (_MAKE_AGAIN,)
         error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
 
 

@@ -12,6 +12,7 @@ from nbspawn import views
 from nbspawn.engine import forkserver
 from nbspawn.notebook import arguments, front_end
 from nbspawn.notebook.magic import SpawnMagics
+from nbspawn.rank import imports
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
 
@@ -79,7 +80,7 @@ class _Extension:
                 homes.add(value.__name__)
             else:
                 homes.add((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__)
-        forkserver.server.warm_up(forkserver.preloadable(homes))
+        forkserver.server.warm_up(imports.installed(sorted(homes)))
 
 
 _extension: _Extension | None = None

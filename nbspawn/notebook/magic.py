@@ -53,6 +53,7 @@ class SpawnMagics(Magics):
             env=dict(given.env),
             devices=given.devices,
             threads=given.threads,
+            seed=given.seed,
             log_dir=given.log_dir,
             pdb=pdb,
             debugpy=given.debugpy,
@@ -107,7 +108,7 @@ class SpawnMagics(Magics):
             make(shell, given.view, given.lines),
             _AUTO if getattr(given, "auto", False) else "",
             given.profile,
-            partial(cells.explain, shell, kept=asked is not None),
+            partial(cells.explain, shell, kept=asked is not None, regrouped=session.regrouped),
         )
         if given.background:
             outcome: Any = session.perform_behind(job, terms, asked)

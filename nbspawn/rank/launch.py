@@ -10,7 +10,9 @@ from typing import Any
 
 from nbspawn import guardian
 from nbspawn.messages import RunCell, RunFunction
+from nbspawn.rank.imports import News
 from nbspawn.rank.process import Interrupts
+from nbspawn.rank.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,14 @@ class Launch:
     """The process group to make before the first command runs, None for none."""
     accelerator: str
     """'xla' (torch_xla) or 'tpu' (torch_tpu), if the ranks are for one of them; else ''."""
+    sys_path: list[str]
+    """Where the kernel finds modules, now."""
+    settings: Settings
+    """The notebook's."""
     command: RunFunction | RunCell
     """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
+    seed: int | None = None
+    """Repeat the random numbers of a run; None: other numbers in each run."""
     keep: bool = False
     """Wait for more commands when the first has ended."""
     patient: bool = False
@@ -113,9 +121,9 @@ class Launch:
 class RankInfo:
     """Which rank this process is, its run, and what it runs now. ``ordinal`` is the rank's number to the program, the
     same but for torch_xla, which gives its own on a TPU (rank/xla.py). ``names`` are what IPython calls the notebook's
-    cells, by file name; ``regrouped`` is the number of the last ``Regroup``. Who has something to do when a further
-    command begins, when it has ended, or some times a second meanwhile (in another thread, which passes whether the
-    rank seems to wait), adds it to the lists."""
+    cells, by file name; ``imported`` tells what the rank imports; ``regrouped`` is the number of the last ``Regroup``.
+    Who has something to do when a further command begins, when it has ended, or some times a second meanwhile (in
+    another thread, which passes whether the rank seems to wait), adds it to the lists."""
 
     rank: int
     launch: Launch
@@ -123,6 +131,7 @@ class RankInfo:
     command: RunFunction | RunCell
     ordinal: int = -1
     names: dict[str, str] = field(default_factory=dict)
+    imported: News = field(default_factory=News)
     regrouped: int = 0
     on_begin: list[Callable[[], None]] = field(default_factory=list)
     on_end: list[Callable[[], None]] = field(default_factory=list)

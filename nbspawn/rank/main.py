@@ -15,17 +15,21 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from nbspawn import buffers, payload
-from nbspawn.messages import Event, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
+from nbspawn.messages import Event, Imported, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
 from nbspawn.rank import (
     debugger,
     device,
     environment,
+    imports,
+    libraries,
     listener,
     namespace,
     outcome,
     process,
     prompts,
     sampler,
+    seeds,
+    settings,
     stacks,
     stdio,
     stuck,
@@ -49,6 +53,13 @@ FEATURES: tuple[Feature, ...] = (
 )
 
 
+preloaded: frozenset[str] = frozenset()
+"""The installed modules that the fork server has imported beside torch."""
+
+_TELLING = 4
+"""So many ranks tell what they have imported: the others have hardly imported anything else."""
+
+
 def main(rank: int, launch: Launch) -> None:
     """torch.multiprocessing's ``fn(i, *args)``: everything that a rank does happens below this call."""
     # Of all that was inherited: the first full collection would write to each of its objects, which takes 0.3 s and
@@ -59,13 +70,18 @@ def main(rank: int, launch: Launch) -> None:
     process.own_session()
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)
+    environment.set_environment(info)
+    process.not_interactive()
     if launch.method == "fork":
         process.let_go(launch.foreign)
         _forget_event_loop()
     else:
         sys.modules["__main__"] = types.ModuleType("__main__")
-        _reseed_numpy()
-    environment.set_environment(info)
+        sys.path[:] = launch.sys_path
+        imports.forget_shadowed(preloaded)
+        settings.put(launch.settings)
+    libraries.forget_process_state()
+    seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)
     stacks.report_crashes(launch.files.crash(rank))
@@ -121,9 +137,11 @@ def _next(info: RankInfo, channel: Channel) -> bool:
 
 
 def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
-    """Run the command, and say when it began."""
+    """Run the command, and say when it began, and what it has imported."""
     ready = time.monotonic()
     ended = _run(info, channel)
+    if info.rank < _TELLING and (modules := info.imported.take()):
+        channel.send(Imported(info.rank, modules))
     return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
 
 
@@ -197,11 +215,3 @@ def _forget_event_loop() -> None:
         private = "_" if sys.version_info >= (3, 14) else ""  # where policies are deprecated
         policy = getattr(asyncio.events, f"{private}get_event_loop_policy")()
         getattr(asyncio.events, f"{private}set_event_loop_policy")(type(policy)())
-
-
-def _reseed_numpy() -> None:
-    """Ranks are copies of one fork server, and so would be numpy's random numbers, in every rank and in every run.
-    (``random`` reseeds itself after a fork; torch starts from its fixed default seed, as in any new process.)"""
-    random = sys.modules.get("numpy.random")  # numpy 2 imports it when it is first used, which takes 10 ms
-    if random is not None:
-        random.seed()

@@ -1,11 +1,16 @@
-"""Imported by the private fork server alone: what every rank would otherwise import again, 2 s each time.
+"""Imported by the private fork server alone: what every rank would otherwise import again, seconds each time.
 
 Importing this module has effects, which is its purpose: the server's own streams become /dev/null (they would be the
-kernel's, and a rank that dies before it has a log would write there), and the ranks' imports are done.
+kernel's, and a rank that dies before it has a log would write there), and the ranks' imports are done. What to import
+is in the file that ``PLAN`` names; what became of it is written beside that file (``Report``).
 """
 
+import atexit
 import os
 
+from nbspawn.rank import plan
+
+_plan = plan.take()
 _began_with = frozenset(os.environ)
 
 _null = os.open(os.devnull, os.O_RDWR)
@@ -13,13 +18,25 @@ for _fd in (0, 1, 2):
     os.dup2(_null, _fd)
 os.close(_null)
 
-import asyncio  # noqa: E402, F401
+with plan.recording() as _read:
+    import asyncio  # noqa: F401
 
-import cloudpickle  # noqa: E402, F401
-import torch.distributed  # noqa: E402
-import torch.multiprocessing  # noqa: E402, F401
+    import cloudpickle  # noqa: F401
+    import torch.distributed
+    import torch.multiprocessing  # noqa: F401
 
-import nbspawn.rank.environment  # noqa: E402
-import nbspawn.rank.main  # noqa: E402
+    import nbspawn.rank.environment
+    import nbspawn.rank.main
+
+    if _plan.shell:
+        import nbspawn.rank.preload_shell
+
+    _report = plan.carry_out(_plan)
 
 nbspawn.rank.environment.server_began_with = _began_with
+nbspawn.rank.main.preloaded = _report.modules
+_report.read = _read
+plan.write(_report)
+# The teardown of an interpreter with all these modules takes a second, in which the server would outlive the kernel.
+# (What is registered last is called first. Ranks do not come here: they leave by os._exit.)
+atexit.register(os._exit, 0)

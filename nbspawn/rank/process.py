@@ -8,6 +8,7 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -77,6 +78,13 @@ def let_go(foreign: Iterable[tuple[int, int]]) -> None:
         except OSError:
             continue  # the kernel has closed it since
     os.close(null)
+
+
+def not_interactive() -> None:
+    """A rank is a program, as under torchrun: libraries that ask for ``sys.ps1`` (Lightning) would refuse to start
+    several processes. IPython sets it, in the kernel and in a shell of its own."""
+    for name in ("ps1", "ps2", "ps3"):
+        vars(sys).pop(name, None)
 
 
 class Interrupts:

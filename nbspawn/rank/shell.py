@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn.messages import ClearOutput, DisplayData, RunCell
-from nbspawn.rank import debugger, device, hosts, outcome, prompts, stdio
+from nbspawn.rank import debugger, device, hosts, outcome, process, prompts, stdio
 from nbspawn.rank import variables as variables_shown
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
@@ -55,6 +55,7 @@ def instance() -> InteractiveShell:
         main = sys.modules["__main__"]
         shell = RankShell.instance(config=config)
         sys.modules["__main__"] = main  # it has put its own there, and a kept rank has variables already
+        process.not_interactive()
         shell.display_formatter.active_types = shell.display_formatter.format_types
     return shell
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 _UP = "\x1b[A"
 _ROOM = "\x1b[2K\x1b[J\x1b[G"  # erase the row, erase all below, go to the row's start
@@ -15,6 +17,10 @@ _MOVES = re.compile(r"(\n|\x1b\[A)")
 _DEPTH = 32  # rows: more bars than anybody nests
 
 _libc = ctypes.CDLL(None)
+
+
+inherited: dict[str, Any] = {}
+"""The streams that this process had before, by name: of the kernel, or of the fork server."""
 
 
 def redirect(log: Path) -> None:
@@ -34,8 +40,18 @@ def redirect(log: Path) -> None:
     # And no subclass of Python's own text stream: each line would take half as long again.
     stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     for name, stream in (("stdin", os.fdopen(0, "r", closefd=False)), ("stdout", stdout), ("stderr", _Stderr(stdout))):
+        _take_over(name, stream)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _take_over(name: str, stream: Any) -> None:
+    """Whoever holds the stream that was there before (a logging handler, a console) writes to this one: through the
+    kernel's, nothing would be seen, or the rank would hang."""
+    inherited[name] = getattr(sys, name)
+    for method in ("write", "flush"):
+        with contextlib.suppress(AttributeError):  # none, or an object without attributes of its own
+            setattr(inherited[name], method, getattr(stream, method))
 
 
 class _Stderr(io.TextIOWrapper):

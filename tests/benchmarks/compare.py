@@ -102,6 +102,9 @@ class Task:
     group: bool = False
     """Ranks meet; ``port`` is what a tool gets that does not tell them where."""
     raises: bool = False
+    fresh: bool = False
+    """Each turn in a new kernel."""
+    needs: str = "torch"
     ranks: int = RANKS
     tools: tuple[Tool, ...] = TOOLS
     slow_rounds: int | None = None
@@ -226,6 +229,10 @@ def _fail(turn: Turn) -> Figures:
     raised = min(turn.moments["raised"])
     found = {"ended": turn.ran.replied - raised}
     return {**found, "visible": turn.ran.visible - raised} if turn.ran.visible else found
+
+
+def _step(turn: Turn) -> Figures:
+    return {"stepped": max(turn.moments["stepped"]) - turn.called, "whole": turn.ran.replied - turn.first.sent}
 
 
 def _train(turn: Turn) -> Figures:
@@ -443,7 +450,41 @@ def tasks() -> list[Task]:
             )
             for n in (1, 2, 4, 8, 16, 32, 64)
         ),
+        *_step_tasks(),  # the last: from then on nbspawn's fork server has these libraries too
     ]
+
+
+def _step_tasks() -> Iterator[Task]:
+    ddp, transformers, lightning = "DistributedDataParallel", "a tiny BERT of transformers", "Lightning's Trainer"
+    for name, fn, what, needs, fresh in (
+        ("step", "step", ddp, "torch", False),
+        ("step transformers", "step_transformers", transformers, "transformers", False),
+        ("step lightning", "step_lightning", lightning, "lightning", False),
+        ("step, new kernel", "step", ddp, "torch", True),
+        ("step transformers, new kernel", "step_transformers", transformers, "transformers", True),
+        ("step lightning, new kernel", "step_lightning", lightning, "lightning", True),
+    ):
+        when = "the first run of a new kernel" if fresh else "from the second run on"
+        yield Task(
+            name,
+            fn,
+            (RANKS,) if fn == "step_lightning" else (RANKS, Port),
+            _step,
+            4,
+            {
+                "whole": Row(
+                    f"first training step, {what}: the whole cell, {when}",
+                    "s",
+                    1.0,
+                    "torchrun",
+                    budget="0.30 s, and 1/20 of torchrun" if fn == "step" else "",
+                )
+            },
+            after=SETTLE if fresh else "",  # what nbspawn has learned is remembered for the next kernel
+            fresh=fresh,
+            needs=needs,
+            tools=tuple(replace(tool, slow=False) for tool in TOOLS if tool.name in ("torchrun", FORK.name, AUTO.name)),
+        )
 
 
 def variant(tool: Tool, name: str, options: str) -> Tool:
@@ -468,6 +509,7 @@ class Kernels:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
+        self._caches = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_"))
         self._kernels: dict[str, tuple[Kernel, str]] = {}
 
     def get(self, tool: Tool) -> tuple[Kernel, str]:
@@ -475,7 +517,7 @@ class Kernels:
         key = tool.setup
         if key not in self._kernels:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench_"))
-            kernel = Kernel(os.fspath(HERE))
+            kernel = Kernel(os.fspath(HERE), self._caches)
             self._stack.callback(kernel.close)
             kernel.run((HERE / "work.py").read_text())
             kernel.run(SETUP.format(folder=folder))
@@ -484,8 +526,9 @@ class Kernels:
         return self._kernels[key]
 
     def end(self, tool: Tool) -> None:
-        """One that hangs."""
-        self._kernels.pop(tool.setup)[0].close()
+        """One that hangs, or has served."""
+        if tool.setup in self._kernels:
+            self._kernels.pop(tool.setup)[0].close()
 
 
 def run(task: Task, kernels: Kernels, results: Results, rounds: range, slow_rounds: int) -> None:
@@ -496,7 +539,7 @@ def run(task: Task, kernels: Kernels, results: Results, rounds: range, slow_roun
             missing[tool.name] = tool.cannot[task.fn]
         elif (tool.name, task.kind) in results.hung:
             missing[tool.name] = "hangs (not tried again)"
-        elif not installed(tool.needs):
+        elif not (installed(tool.needs) and installed(task.needs)):
             missing[tool.name] = "not installed"
     there = [tool for tool in task.tools if tool.name not in missing]
     failed: Counter[str] = Counter()
@@ -505,6 +548,8 @@ def run(task: Task, kernels: Kernels, results: Results, rounds: range, slow_roun
         for tool in there[first:] + there[:first]:
             if tool.name in missing or (tool.slow and (number < 0 or number >= slow_rounds)):
                 continue
+            if task.fresh:
+                kernels.end(tool)
             try:
                 kernel, folder = kernels.get(tool)
                 figures = turn(kernel, tool, task, folder)

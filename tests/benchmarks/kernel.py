@@ -47,19 +47,20 @@ class Ran:
 
 class Kernel:
     """A kernel of this Python that sees this tree, and the modules in ``path``. Its working directory is its own: what
-    tools leave there goes with it."""
+    tools leave there goes with it. What they keep for later kernels is in ``caches``, never in the user's own."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, caches: str = "") -> None:
         self._manager = KernelManager()
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self._manager._kernel_spec = KernelSpec(argv=argv, display_name="benchmark", language="python")
+        self._home = tempfile.TemporaryDirectory()
         bin_ = os.path.dirname(sys.executable)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), path]),
+            "XDG_CACHE_HOME": caches or self._home.name,
             "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),  # for `!torchrun`
         }
-        self._home = tempfile.TemporaryDirectory()
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._manager.start_kernel(env=environment, cwd=self._home.name, **quiet)
         self._client: BlockingKernelClient = self._manager.client()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 SCRIPT = "no variable of the notebook gets into a script"
 DROPPED = "drops what functions return"
+INTERACTIVE = "Lightning refuses: its process is a copy of an interactive one"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ FORK = Tool(
     "bare torch, fork",
     (_START.replace("{method!r}", "'fork'"),),
     "from torch.multiprocessing import start_processes",
-    cannot={"give": DROPPED},
+    cannot={"give": DROPPED, "step_lightning": INTERACTIVE},
 )
 AUTO = Tool(
     "nbspawn",
@@ -45,6 +46,7 @@ AUTO = Tool(
     "%load_ext nbspawn\nfrom nbspawn.engine.forkserver import server",
     values="VALUES",
     needs="nbspawn",
+    own_group=True,
 )
 """The tasks in which ranks meet add ``-b gloo``."""
 

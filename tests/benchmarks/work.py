@@ -43,14 +43,20 @@ def start(rank, folder):
     stamp(folder, "first")
 
 
-def meet(rank, folder, ranks, port):
+def make_group(rank, ranks, port):
     """``port`` is 0 where the tool makes the group, or tells the environment where ranks meet."""
-    import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
         where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": ranks} if port else {}
         dist.init_process_group("gloo", **where)
+
+
+def meet(rank, folder, ranks, port):
+    import torch
+    import torch.distributed as dist
+
+    make_group(rank, ranks, port)
     dist.all_reduce(torch.ones(1))
     stamp(folder, "ready")
     dist.barrier()
@@ -126,9 +132,7 @@ def train(rank, folder, ranks, port, steps, together):
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    if not dist.is_initialized():
-        where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": ranks} if port else {}
-        dist.init_process_group("gloo", **where)
+    make_group(rank, ranks, port)
     width = 64 if together else 512
     model = torch.nn.Sequential(
         torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
@@ -150,3 +154,65 @@ def train(rank, folder, ranks, port, steps, together):
     stamp(folder, "processor", time.process_time() - used)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def step(rank, folder, ranks, port):
+    """What a first training cell does, with as little to compute as can be."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    make_group(rank, ranks, port)
+    model = DistributedDataParallel(torch.nn.Linear(10, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model(torch.randn(20, 10)).square().mean().backward()
+    optimizer.step()
+    stamp(folder, "stepped")
+    dist.destroy_process_group()
+
+
+def step_transformers(rank, folder, ranks, port):
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from transformers import BertConfig, BertForSequenceClassification
+
+    make_group(rank, ranks, port)
+    config = BertConfig(
+        vocab_size=100, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    model = DistributedDataParallel(BertForSequenceClassification(config))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    model(input_ids=torch.randint(100, (4, 12)), labels=torch.randint(2, (4,))).loss.backward()
+    optimizer.step()
+    stamp(folder, "stepped")
+    dist.destroy_process_group()
+
+
+def step_lightning(rank, folder, ranks):
+    """Lightning makes the group, and finds the other ranks by itself."""
+    import lightning
+    import torch
+
+    class Tiny(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(10, 10)
+
+        def training_step(self, batch):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=ranks,
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Tiny(), torch.utils.data.DataLoader(torch.randn(64, 10), batch_size=8))
+    stamp(folder, "stepped")

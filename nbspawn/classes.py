@@ -1,0 +1,100 @@
+"""Which class an object has after its travel: found under another name, the kernel's own, or one for all ranks.
+
+cloudpickle writes a class by its name, or, if it is not to be found under that, as its parts with an id: who has a
+class of that id takes that, and sets its attributes to those that came. That does not do for three kinds of classes:
+
+- one of C code that says a wrong name of itself cannot be taken apart. A module may have it under another name.
+- one that the kernel has would come back from a rank with the rank's copies of its methods. So its id alone comes back.
+- one that each rank has made itself, of the same statement of a cell, has an id of its own in each rank, and in the
+  kernel there would be as many. Its id is made from its content.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_kernels: set[str] = set()  # in a rank: cloudpickle's ids of the classes that the kernel has
+
+
+def reduce(cls: type, digest: Callable[[type], str] | None) -> Any:
+    """How this class is pickled; None to leave it to cloudpickle. On the way back from a rank, ``digest`` tells apart
+    classes by what is pickled of them."""
+    from cloudpickle import cloudpickle
+
+    if cls.__module__ == "builtins" or cloudpickle._should_pickle_by_reference(cls):
+        return None
+    if named := _other_name(cls):
+        return _attribute, named
+    if digest is not None:
+        trackers = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        if cls not in trackers:
+            _track_by_content(cls, digest)
+        if trackers[cls] in _kernels:
+            return _kernels_class, (trackers[cls], cls.__qualname__)
+    return None
+
+
+def track_classes(namespace: Mapping[str, object]) -> None:
+    """Before a fork: let instances of the notebook's classes come back from the ranks as instances of those classes."""
+    from cloudpickle import cloudpickle
+
+    for value in list(namespace.values()):
+        if isinstance(value, type) and value.__module__ == "__main__":
+            _kernels.add(cloudpickle._get_or_create_tracker_id(value))
+
+
+@contextmanager
+def new_classes_are_the_kernels() -> Iterator[None]:
+    """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not."""
+    from cloudpickle import cloudpickle
+
+    before = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
+    yield
+    _kernels.update(set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID) - before)
+
+
+def _kernels_class(tracker: str, name: str) -> Any:
+    from cloudpickle import cloudpickle
+
+    found = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    if found is None:
+        raise LookupError(f"the notebook has no longer the class {name} that the rank was sent")
+    return found
+
+
+def _track_by_content(cls: type, digest: Callable[[type], str]) -> None:
+    """Of all that is pickled of it: the kernel sets the attributes of classes of one id to those that came last, so
+    classes with anything different must stay apart."""
+    from cloudpickle import cloudpickle
+
+    trackers = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    trackers[cls] = ""  # an id meanwhile, as part of what is digested
+    try:
+        trackers[cls] = digest(cls)
+    except BaseException:
+        del trackers[cls]
+        raise
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[trackers[cls]] = cls
+
+
+def _other_name(cls: type) -> tuple[str, str] | None:
+    """The module and the name under which a class of C code can be imported: torch's SDPBackend calls itself
+    _SDPBackend. One with Python code in it can travel in its parts: a module may have got it while the kernel ran."""
+    if cls.__module__ == "__main__" or any(isinstance(part, types.FunctionType) for part in vars(cls).values()):
+        return None
+    for module in (sys.modules.get(cls.__module__), *list(sys.modules.values())):
+        name = module.__name__ if isinstance(module, types.ModuleType) else ""
+        if sys.modules.get(name) is module and not name.startswith("__"):
+            for attribute, value in list(vars(module).items()):
+                if value is cls:
+                    return name, attribute
+    return None
+
+
+def _attribute(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)

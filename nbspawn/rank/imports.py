@@ -1,0 +1,88 @@
+"""Which installed modules this process has imported: what the fork server should have for the next ranks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+
+
+@functools.cache
+def _places() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
+
+
+def installed(modules: Iterable[str]) -> list[str]:
+    """Those of the imported ``modules`` that lie in site-packages, in the given order.
+
+    Editable installs lie elsewhere and are left out, as is all other code that the user may be editing: a fork server
+    would keep the old code. So is the standard library, which comes with what needs it.
+    """
+    found = []
+    for name in modules:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if isinstance(spec, importlib.machinery.ModuleSpec) and (spec.origin or "").startswith(_places()):
+            found.append(name)
+    return found
+
+
+def is_installed(package: str) -> bool:
+    """Does this package, which need not have been imported, lie in site-packages?"""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # a name with odd characters
+        return False
+    return spec is not None and (spec.origin or "").startswith(_places())
+
+
+class News:
+    """What has been imported since the last time that it was asked for."""
+
+    def __init__(self) -> None:
+        self._known = set(sys.modules)
+
+    def take(self) -> tuple[str, ...]:
+        """The installed modules, in the order in which their imports began."""
+        fresh = [name for name in list(sys.modules) if name not in self._known]
+        self._known.update(fresh)
+        return tuple(installed(fresh))
+
+
+def forget_shadowed(modules: frozenset[str]) -> None:
+    """Of the ``modules`` that the fork server has imported, forget those that this process would find elsewhere.
+
+    A user's own ``datasets.py`` beside the notebook goes before an installed package of that name, as it does for a
+    script; the fork server, which has no such folder on its path, has imported the other one.
+    """
+    tops = {name.partition(".")[0] for name in modules}
+    shadowed: set[str] = set()
+    for folder in sys.path:
+        if f"{os.path.abspath(folder)}{os.sep}" in _places():
+            break
+        shadowed |= {name for name in _found_in(folder, tops) if not _lies_in(name, folder)}
+    for name in modules if shadowed else ():
+        if name.partition(".")[0] in shadowed:
+            sys.modules.pop(name, None)
+
+
+def _found_in(folder: str, names: set[str]) -> set[str]:
+    try:
+        with os.scandir(folder or ".") as entries:
+            found = {entry.name.partition(".")[0]: entry for entry in entries if entry.name.partition(".")[0] in names}
+    except OSError:  # no folder: the standard library's zip file, say
+        return set()
+    ends = tuple(importlib.machinery.all_suffixes())
+    return {
+        name
+        for name, entry in found.items()
+        if entry.name.endswith(ends) or os.path.isfile(os.path.join(entry.path, "__init__.py"))
+    }
+
+
+def _lies_in(name: str, folder: str) -> bool:
+    origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None) or ""
+    return os.path.realpath(origin).startswith(os.path.realpath(folder) + os.sep)

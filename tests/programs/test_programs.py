@@ -1,0 +1,155 @@
+"""Programs as users paste them into notebooks say under ``%%spawn``, to the last digit, what they say under torchrun.
+
+Each file beside this one is a script for torchrun. ``# %%`` parts it into cells: all of it is one cell of ``%%spawn``,
+or the first cell is, and the others follow in ranks that were kept. A cell ``# %% in the notebook`` runs in the kernel.
+What is compared are the lines with the word "rank" and its number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernels import Kernel, Reply, ok
+
+from nbspawn.engine.launch import default_threads
+
+RANKS = 2
+FOLDER = Path(__file__).parent
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path != Path(__file__))
+
+ONCE_A_PROCESS = {"rpc_calls"}
+"""What torch cannot do again in a process under torchrun either: RRefs use the first agent, which has shut down."""
+
+BARS = {"rich_progress": ("100%",), "tqdm_notebook": ("5/5", "7/7")}
+"""What is seen of each rank's bars when they have come to their end."""
+
+Lines = list[list[str]]
+"""By rank."""
+
+SECONDS = 120.0
+"""The bound of a cell that imports transformers or Lightning, on a busy machine."""
+
+
+def cells(program: str) -> tuple[list[str], list[str]]:
+    """The notebook's and the ranks'."""
+    first, *more = re.split(r"(?m)^# %%(.*)\n", (FOLDER / f"{program}.py").read_text())
+    headed = [*zip(["", *more[::2]], [first, *more[1::2]], strict=True)]
+    of_notebook = [text for heading, text in headed if "in the notebook" in heading]
+    return of_notebook, [text for _, text in headed if text.strip() and text not in of_notebook]
+
+
+def said(lines: list[str]) -> list[str]:
+    """The program's own lines, with the logger before them if there is one; not what stands left of them of a bar."""
+    found = (re.search(r"([\w.]+ [A-Z]+: )?\brank \d.*", line) for line in lines)
+    return [line[0] for line in found if line]
+
+
+def said_in(*replies: Reply) -> Lines:
+    return [said([line for reply in replies for line in ok(reply).of(rank)]) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(program: str, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    folder = tmp_path_factory.mktemp("torchrun")
+    script = folder / "program.py"  # not under its own name: nothing else of this folder can be imported
+    # Threads of torch may abort an interpreter that ends normally (test_same_losses.py).
+    ending = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
+    script.write_text((FOLDER / f"{program}.py").read_text() + ending)
+    logs = folder / "logs"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
+    ran = subprocess.run(
+        [*torchrun, "--redirects=3", f"--log-dir={logs}", script],
+        env={**os.environ, "OMP_NUM_THREADS": str(default_threads(RANKS)), "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    printed = [
+        "".join(next(logs.glob(f"*/attempt_0/{rank}/{name}.log")).read_text() for name in ("stdout", "stderr"))
+        for rank in range(RANKS)
+    ]
+    assert ran.returncode == 0, "\n".join([ran.stderr, *printed])
+    lines = [said(text.splitlines()) for text in printed]
+    assert all(lines), printed
+    return lines
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel that has imported nothing of what the programs use; ranks do that, and its fork server learns it."""
+    yield from started(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel that has imported all of it, as notebooks do at their top."""
+    lines = (line for program in PROGRAMS for line in (FOLDER / f"{program}.py").read_text().splitlines())
+    yield from started(
+        tmp_path_factory.mktemp("imported"), *sorted({line for line in lines if line.startswith(("import ", "from "))})
+    )
+
+
+def started(folder: Path, *lines: str) -> Iterator[Kernel]:
+    # Preloading is switched off in other tests (conftest.py); here it works as it does for users.
+    with Kernel(folder, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(folder)) as kernel:
+        ok(kernel.execute("\n".join(["%load_ext nbspawn", *lines]), SECONDS))
+        yield kernel
+
+
+def shown(reply: Reply) -> str:
+    """All that the cell's place holds, as text."""
+    displayed = [output["data"].get("text/plain", "") for output in reply.outputs if "data" in output]
+    return "\n".join([reply.text(), *displayed])
+
+
+def begin(kernel: Kernel, program: str, folder: Path) -> list[str]:
+    """Go to a folder of the test's own, run the notebook's cells; returns those for ranks."""
+    ok(kernel.execute(f"%cd -q {folder}"))
+    of_notebook, of_ranks = cells(program)
+    for text in of_notebook:
+        ok(kernel.execute(text))
+    return of_ranks
+
+
+@pytest.mark.parametrize("method", ["auto", "fork"])
+def test_in_one_cell(
+    program: str,
+    under_torchrun: Lines,
+    method: str,
+    bare: Kernel,
+    imported: Kernel,
+    tmp_path: Path,
+) -> None:
+    kernel = imported if method == "fork" else bare
+    text = "\n".join(begin(kernel, program, tmp_path))
+    reply = kernel.execute(f"%%spawn {RANKS} -m {method}\n{text}", SECONDS)
+    assert said_in(reply) == under_torchrun
+    for end in BARS.get(program, ()):
+        assert shown(reply).count(end) == RANKS, shown(reply)
+
+
+@pytest.mark.parametrize("method", ["auto", "fork"])
+def test_in_kept_ranks(program: str, under_torchrun: Lines, method: str, bare: Kernel, tmp_path: Path) -> None:
+    """Cell by cell, and then the whole program once more in the same ranks."""
+    first, *more = begin(bare, program, tmp_path)
+    try:
+        replies = [bare.execute(f"%%spawn {RANKS} -m {method} --keep\n{first}", SECONDS)]
+        replies += [bare.execute(f"%%ranks\n{text}") for text in more if replies[-1].status == "ok"]
+        assert said_in(*replies) == under_torchrun
+        if program not in ONCE_A_PROCESS:
+            text = "\n".join([first, *more])
+            assert said_in(bare.execute(f"%%ranks\n{text}")) == under_torchrun
+    finally:
+        bare.execute("%ranks stop")

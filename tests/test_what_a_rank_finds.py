@@ -1,0 +1,325 @@
+"""A rank is a new process in the notebook's place: its directory, path and environment, its settings, fresh seeds.
+
+Every example runs under each start method, in the first second of a kernel, when the fork server is not ready, and
+later; it must behave alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import Kernel, Reply, ok, plain
+
+import nbspawn
+from nbspawn.engine import fork_safety
+from nbspawn.rank import loggers, settings
+
+NOTEBOOK = """
+import logging, os, random, sys, threading, warnings
+import numpy as np
+import torch
+os.makedirs("project", exist_ok=True)
+with open("project/netmod.py", "w") as _file:
+    _file.write("import torch\\nclass Net(torch.nn.Linear):\\n    pass\\n")
+os.makedirs("library", exist_ok=True)
+with open("library/helper_of_mine.py", "w") as _file:
+    _file.write("answer = 42\\n")
+sys.path.append(os.path.abspath("library"))
+%cd project
+from netmod import Net
+os.environ["SET_IN_A_CELL"] = "yes"
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.set_default_device("meta")
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.set_float32_matmul_precision("medium")
+torch.set_printoptions(precision=2)
+np.set_printoptions(precision=3)
+warnings.filterwarnings("ignore", message="hush")
+logging.basicConfig(level=logging.INFO, format="%(levelname)s of %(name)s: %(message)s", stream=sys.stdout, force=True)
+logging.getLogger("chatty").setLevel(logging.DEBUG)
+class Shout(logging.Formatter):
+    def format(self, record):
+        return record.getMessage().upper()
+_own = logging.StreamHandler()
+_own.setFormatter(Shout())
+logging.getLogger("loud").addHandler(_own)
+logging.getLogger("loud").propagate = False
+"""
+
+CELL = """
+import logging, os, random, sys, warnings
+import numpy as np
+import torch
+import helper_of_mine
+print("directory", os.path.basename(os.getcwd()), helper_of_mine.answer, os.environ["SET_IN_A_CELL"])
+print("interactive", hasattr(sys, "ps1"))
+net = Net(2, 2)
+print("net", net.weight.dtype, net.weight.device, torch.is_grad_enabled())
+print("modes", torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision())
+print("shown", torch.tensor(1 / 3, device="cpu"), np.array([1 / 3]))
+logging.info("to all")
+logging.getLogger("chatty").debug("details")
+logging.getLogger("quiet").debug("not this")
+logging.getLogger("loud").warning("hear")
+warnings.warn("hush, this is not seen")
+warnings.warn("this is")
+random.random(), np.random.rand(), torch.rand(1, device="cpu").item()
+"""
+
+
+@pytest.fixture(params=["first second", "later"], scope="module")
+def prepared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Kernel, Reply]]:
+    """A kernel with the notebook's settings, and what its first cell on ranks said."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        ok(kernel.execute(NOTEBOOK))
+        if request.param == "later":
+            ok(kernel.execute("%load_ext nbspawn"))
+            ok(kernel.execute("from nbspawn.engine.forkserver import server; _ = server.get()"))
+            first = kernel.execute(f"%%spawn 2 -o drawn{CELL}")
+        else:  # one cell, so that nothing comes between
+            magic = f"get_ipython().run_cell_magic('spawn', '2 -o drawn', {CELL!r})"
+            first = kernel.execute(f"%load_ext nbspawn\n{magic}")
+            assert "fork server: waited" in ok(first).table["text/plain"]
+        yield kernel, ok(first)
+
+
+def check(reply: Reply, rank: int) -> None:
+    said = reply.of(rank)
+    assert "directory project 42 yes" in said
+    assert "interactive False" in said
+    assert "net torch.float64 meta False" in said
+    assert "modes 1 medium" in said
+    assert "shown tensor(0.33) [0.333]" in said
+    assert "INFO of root: to all" in said
+    assert "DEBUG of chatty: details" in said
+    assert "HEAR" in said
+    assert any("UserWarning: this is" in line for line in said), said
+    assert not [line for line in said if "not this" in line or "UserWarning: hush" in line], said
+    assert "LOUD" not in " ".join(said)
+
+
+def test_auto_in_the_first_second_and_later(prepared: tuple[Kernel, Reply]) -> None:
+    kernel, first = prepared
+    drawn = []
+    for number in range(2):
+        reply = first if number == 0 else ok(kernel.execute(f"%%spawn 2 -o drawn{CELL}"))
+        assert reply.table["text/plain"].splitlines()[0].startswith("2 ranks · fork server")
+        for rank in range(2):
+            check(reply, rank)
+        drawn += kernel.value("list(drawn)")
+    assert_all_different(drawn)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_start_methods(prepared: tuple[Kernel, Reply], method: str) -> None:
+    kernel, _ = prepared
+    drawn = []
+    for _ in range(2 if method == "fork" else 1):
+        reply = ok(kernel.execute(f"%%spawn 2 -m {method} -o drawn{CELL}"))
+        for rank in range(2):
+            check(reply, rank)
+        drawn += kernel.value("list(drawn)")
+    assert_all_different(drawn)
+
+
+def test_kept_ranks(prepared: tuple[Kernel, Reply], method: str) -> None:
+    """They have the settings of when they were started."""
+    kernel, _ = prepared
+    ok(kernel.execute(f"%%spawn 2 --keep -m {method}\npass"))
+    try:
+        ok(kernel.execute("torch.set_default_dtype(torch.float32)"))
+        reply = ok(kernel.execute(f"%%ranks\nfrom netmod import Net{CELL}"))
+        for rank in range(2):
+            check(reply, rank)
+    finally:
+        ok(kernel.execute("torch.set_default_dtype(torch.float64)\n%ranks stop"))
+
+
+def assert_all_different(drawn: list[tuple[float, ...]]) -> None:
+    """In every rank and every run, by each of the three generators."""
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == len(drawn), drawn
+
+
+# ---------------------------------------------------------------- seeds
+
+DRAW = "import random, numpy, torch\nrandom.random(), numpy.random.rand(), torch.rand(1).item()"
+
+
+def test_a_seed_repeats_a_run_and_its_ranks_differ(kernel: Kernel) -> None:
+    drawn = []
+    for method in ("forkserver", "forkserver", "fork"):
+        ok(kernel.execute(f"%%spawn 2 --seed 7 -m {method} -o drawn\n{DRAW}"))
+        drawn.append(kernel.value("list(drawn)"))
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert_all_different(drawn[0])
+    torch.manual_seed(8)  # rank 1's, as documented: seed + rank
+    assert drawn[0][1][2] == torch.rand(1).item()
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", str(2**32)])
+def test_a_seed_that_is_none(kernel: Kernel, seed: str) -> None:
+    reply = kernel.execute(f"%%spawn 2 --seed {seed}\npass")
+    assert reply.ename == "UsageError"
+    assert "--seed" in reply.evalue
+
+
+def draw(rank: int) -> float:
+    return torch.rand(1).item()
+
+
+def test_seeds_of_functions(nothing_left: None) -> None:
+    first, second = (list(nbspawn.spawn(draw, nprocs=2, seed=3)) for _ in range(2))
+    assert first == second
+    assert first[0] != first[1]
+    with nbspawn.Session(2, seed=3) as session:
+        assert list(session.run(draw)) == first
+        assert list(session.run(draw)) != first, "a kept rank goes on"
+    for bad in (-1, 2**32, "3"):
+        with pytest.raises(nbspawn.UsageError, match="a seed is a number"):
+            nbspawn.spawn(draw, nprocs=1, seed=bad)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the list of settings
+
+
+def test_the_readme_names_every_setting() -> None:
+    text = " ".join((Path(__file__).parent.parent / "README.md").read_text().split())
+    section = re.search(r"### What a rank finds(.*?)\n?## ", text)
+    assert section
+    for name in (*settings._torch(), "numpy", "pandas", "warning filters", "logging"):
+        assert name in section[1], name
+
+
+def test_reading_the_default_device_makes_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.get_default_device() would, and so initialise CUDA in the kernel."""
+    torch.set_default_device("cuda:1")
+    try:
+        assert settings.read().torch["default device"] == "cuda", "each rank's own"
+        assert not torch.cuda.is_initialized()
+    finally:
+        torch.set_default_device(None)
+
+
+def test_settings_of_a_library_that_comes_later(kernel: Kernel) -> None:
+    """pandas is imported in the cell, after the settings were put."""
+    ok(kernel.execute("import pandas\npandas.set_option('display.max_rows', 7)"))
+    reply = ok(kernel.execute("%%spawn 1 -m spawn -o found\nimport pandas as pd\npd.get_option('display.max_rows')"))
+    assert reply.status == "ok"
+    assert kernel.value("list(found)") == [7]
+    ok(kernel.execute("pandas.reset_option('display.max_rows')"))
+
+
+def test_rich_logging(kernel: Kernel) -> None:
+    """Its handler has a console, which cannot travel, in place of a stream."""
+    pytest.importorskip("rich")
+    setup = "import logging\nfrom rich.logging import RichHandler\n_log = logging.getLogger('rich of mine')\n"
+    ok(kernel.execute(f"{setup}_log.addHandler(RichHandler(show_path=False))\n_log.setLevel('INFO')"))
+    for method in ("forkserver", "fork"):
+        reply = ok(
+            kernel.execute(f"%%spawn 2 -m {method}\nimport logging\nlogging.getLogger('rich of mine').info('seen')")
+        )
+        assert [len([line for line in reply.of(rank) if re.search(r"INFO +seen", plain(line))]) for rank in (0, 1)] == [
+            1,
+            1,
+        ], str(reply)
+
+
+def test_a_handler_that_writes_elsewhere_stays_the_kernels(tmp_path: Path) -> None:
+    import logging
+
+    logger = logging.getLogger("to a file")
+    handler = logging.FileHandler(tmp_path / "log")
+    logger.addHandler(handler)
+    try:
+        found = {one.name: one for one in loggers.read().loggers}
+        assert found["to a file"].handlers == ()
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+# ---------------------------------------------------------------- fork's hazards (R10, R11)
+
+
+def test_a_thread_that_an_object_needs_forbids_fork(kernel: Kernel) -> None:
+    """A fork copies no thread: who puts something into the queue would wait for ever."""
+    ok(
+        kernel.execute(
+            "import queue, threading\n"
+            "class Writer:\n"
+            "    def __init__(self):\n"
+            "        self.queue = queue.Queue(1)\n"
+            "        self.thread = threading.Thread(target=self.work, daemon=True)\n"
+            "        self.thread.start()\n"
+            "    def work(self):\n"
+            "        while self.queue.get() is not None: pass\n"
+            "writer = Writer()\n"
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "pool = ThreadPoolExecutor(1)\n"
+            "pool.submit(int).result()\n"
+        )
+    )
+    for cell, path in (("writer.queue.put(1)", "writer.thread"), ("pool.submit(int)", "pool._threads")):
+        asked = kernel.execute(f"%%spawn 2 -m fork\n{cell}")
+        assert asked.ename == "StartError", str(asked)
+        assert path in asked.traceback and "thread that runs in this kernel" in asked.traceback
+        auto = kernel.execute(f"%%spawn 2\n{cell}")
+        assert auto.ename == "PayloadError", str(auto)
+        assert path in auto.traceback
+    ok(kernel.execute("writer.queue.put(None)\nwriter.thread.join()\npool.shutdown()"))
+    assert ok(kernel.execute("%%spawn 2 -m fork\nwriter.queue.qsize()")).status == "ok"
+
+
+def test_harmless_settings_do_not_forbid_fork() -> None:
+    torch.set_grad_enabled(False)
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert fork_safety.probe() == []
+        with torch.inference_mode():
+            assert fork_safety.probe() == []
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+STUCK = """
+import os, time
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.1)
+os._exit(0)
+"""
+
+TELLS = """
+import sys, os
+sys.path.remove("")
+import cloudpickle, nbspawn.session
+os.environ["PYTHONPATH"] = {folder!r}
+%load_ext nbspawn
+from nbspawn.engine.forkserver import server
+_get = server.get
+server.get = lambda *given: (print("it waits"), _get(*given))[1]
+"""
+
+
+def test_stop_while_the_fork_server_starts(tmp_path: Path) -> None:
+    """Its imports take a second; here they take for ever."""
+    (tmp_path / "cloudpickle.py").write_text(STUCK)
+    with Kernel(tmp_path) as kernel:
+        ok(kernel.execute(TELLS.format(folder=str(tmp_path))))
+        cell = kernel.submit("%%spawn 2\npass").until("it waits")
+        kernel.interrupt()
+        reply = cell.wait()
+        assert reply.ename == "KeyboardInterrupt"
+        assert "no ranks have been started" in reply.traceback
+        assert kernel.value("1 + 1") == 2
