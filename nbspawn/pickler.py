@@ -148,7 +148,7 @@ class Pickler:
             return NotImplemented
         # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
         torch = sys.modules["torch"]
-        return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8).set_(storage))
+        return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def _process_bound(self, obj: Any) -> Any:
         if isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
@@ -294,7 +294,9 @@ def _load_storage(buffer: bytearray | memoryview) -> Any:
     import torch
 
     # frombuffer refuses an empty buffer
-    bytes_ = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+    bytes_ = (
+        torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     return bytes_.untyped_storage()
 
 

@@ -42,6 +42,7 @@ np.set_printoptions(precision=3)
 warnings.filterwarnings("ignore", message="hush")
 logging.basicConfig(level=logging.INFO, format="%(levelname)s of %(name)s: %(message)s", stream=sys.stdout, force=True)
 logging.getLogger("chatty").setLevel(logging.DEBUG)
+weights, nothing = torch.arange(3.0, device="cpu"), torch.empty(0, device="cpu")
 class Shout(logging.Formatter):
     def format(self, record):
         return record.getMessage().upper()
@@ -60,6 +61,7 @@ print("directory", os.path.basename(os.getcwd()), helper_of_mine.answer, os.envi
 print("interactive", hasattr(sys, "ps1"))
 net = Net(2, 2)
 print("net", net.weight.dtype, net.weight.device, torch.is_grad_enabled())
+print("sent", weights.sum().item(), nothing.shape[0])
 print("modes", torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision())
 print("shown", torch.tensor(1 / 3, device="cpu"), np.array([1 / 3]))
 logging.info("to all")
@@ -95,6 +97,7 @@ def check(reply: Reply, rank: int) -> None:
     assert "directory project 42 yes" in said
     assert "interactive False" in said
     assert "net torch.float64 meta False" in said
+    assert "sent 3.0 0" in said
     assert "modes 1 medium" in said
     assert "shown tensor(0.33) [0.333]" in said
     assert "INFO of root: to all" in said
@@ -135,7 +138,7 @@ def test_kept_ranks(prepared: tuple[Kernel, Reply], method: str) -> None:
     ok(kernel.execute(f"%%spawn 2 --keep -m {method}\npass"))
     try:
         ok(kernel.execute("torch.set_default_dtype(torch.float32)"))
-        reply = ok(kernel.execute(f"%%ranks\nfrom netmod import Net{CELL}"))
+        reply = ok(kernel.execute(f"%%ranks --push weights,nothing\nfrom netmod import Net{CELL}"))
         for rank in range(2):
             check(reply, rank)
     finally:

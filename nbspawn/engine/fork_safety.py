@@ -131,12 +131,16 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
+_KERNELS_OWN = ("ipykernel", "IPython", "comm", "zmq", "tornado", "asyncio")
+
+
 def _not_looked_into(value: object) -> bool:
     """Modules; what is within torch, which is for the probe to find; logging's locks, which Python renews after a fork;
-    mappings that may read a file for each item."""
+    the kernel itself, which widgets lead to, and which a rank lets go of; mappings that may read a file for each
+    item."""
     return (
         isinstance(value, types.ModuleType)
-        or type(value).__module__.partition(".")[0] in ("torch", "logging")
+        or type(value).__module__.partition(".")[0] in ("torch", "logging", *_KERNELS_OWN)
         or (isinstance(value, Mapping) and not isinstance(value, dict))
     )
 

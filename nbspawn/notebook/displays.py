@@ -76,8 +76,10 @@ class RankDisplays:
         return place
 
     def clear(self, event: ClearOutput) -> None:
-        """Empty the rank's displays: now, or when its next display comes (``wait``)."""
+        """Empty the rank's displays: now, or when its next display comes (``wait``). Nothing updates them any more."""
         slots = self._slots.pop(event.rank, [])
+        self._named = {name: slot for name, slot in self._named.items() if slot not in slots}
+        self._updates = {slot: event for slot, event in self._updates.items() if slot not in slots}
         if not event.wait:
             for slot in slots:
                 self._send(slot, {}, {}, update=True)

@@ -1,7 +1,7 @@
 """Runs a cell in the rank's IPython shell and sends what it displays to the kernel.
 
-The one module of the rank that imports IPython. Under fork the shell is the kernel's own, inherited: its sockets,
-history and comms must never be used again. Else it is a light InteractiveShell that the fork server made beforehand.
+The one module of the rank that imports IPython. The shell is a ``RankShell``: under fork it was the kernel's own,
+whose sockets, history and comms must never be used again; else a light one that the fork server made beforehand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn.messages import ClearOutput, DisplayData, RunCell
-from nbspawn.rank import debugger, device, hosts, outcome, process, prompts, stdio
+from nbspawn.rank import debugger, device, front_ends, hosts, outcome, process, stdio
 from nbspawn.rank import variables as variables_shown
 from nbspawn.rank.channel import Channel
 from nbspawn.rank.launch import RankInfo
@@ -36,7 +36,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class RankShell(InteractiveShell):
-    """A shell without a front end of its own: no history file, no GUI loop."""
+    """A shell without a front end of its own: no kernel, no history file, no GUI loop."""
 
     def init_virtualenv(self) -> None:
         """The kernel has settled ``sys.path``, and has given its warnings."""
@@ -96,9 +96,9 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     shell._tee = lambda channel: contextlib.nullcontext()
     shell.call_pdb = False  # `%pdb on` is the launch's `pdb` (rank/debugger.py)
     shell.ask_exit = sys.exit  # `exit` and `quit`: a kernel's would end the notebook's kernel, the light shell has none
-    if hasattr(shell, "kernel"):
-        _silence_kernel(shell, info, channel)
-    _plain_progress_bars(shell)
+    if not isinstance(shell, RankShell):
+        _become_rank_shell(shell)
+    front_ends.draw_text(shell.config)
     debugger.adapt(Pdb)
     _name_cells(shell, info)
     return shell
@@ -131,6 +131,10 @@ def run(
     rendered: list[str] = []
 
     def remember(self: object, kind: type, error: BaseException, lines: list[str] | str) -> None:
+        if _is_running(shell.user_global_ns):
+            # `with ipywidgets.Output():`, interact and %run show an error and go on.
+            InteractiveShell._showtraceback(shell, kind, error, lines)
+            return
         rendered[:] = [lines] if isinstance(lines, str) else lines
         # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
         warnings.filterwarnings("ignore", message="To exit: use")
@@ -140,6 +144,9 @@ def run(
     raised_at: list[float] = []
 
     def showtraceback(*args: Any, **kwargs: Any) -> None:
+        interrupt = sys.exc_info()[1]
+        if isinstance(interrupt, KeyboardInterrupt) and _is_running(shell.user_global_ns):
+            raise interrupt  # which those who show an error and go on (see above) must not keep from the cell
         # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
         raised_at.append(time.monotonic())
         with info.interrupts.postponed():
@@ -169,6 +176,16 @@ def run(
         debugger.post_mortem(info, ended, error)
         return ended
     return outcome.returned(rank, ran.result)
+
+
+def _is_running(namespace: dict[str, Any]) -> bool:
+    """Is the cell's own code being run, below ``run``?"""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not run.__code__:
+        if frame.f_globals is namespace:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 _RUNNER = InteractiveShell.run_code.__code__.co_filename
@@ -268,8 +285,8 @@ class RankDisplayHook(DisplayHook):
         """The kernel marks what it shows."""
 
     def write_format_data(self, format_dict: Mapping[str, Any], md_dict: Mapping[str, Any] | None = None) -> None:
-        """Publish a rich value."""
-        if set(format_dict) - {"text/plain"}:
+        """Publish a rich value; a widget is a text here."""
+        if set(format_dict) - {"text/plain", _WIDGET}:
             self.shell.display_pub.publish(format_dict, md_dict)
 
     def update_user_ns(self, result: object) -> None:
@@ -294,28 +311,10 @@ def _json_ready(data: Mapping[str, Any]) -> dict[str, Any]:
     return ready
 
 
-def _silence_kernel(shell: InteractiveShell, info: RankInfo, channel: Channel) -> None:
-    """Under fork: an inherited ZMQ socket hangs for ever when it is used, so nothing of the kernel may speak."""
-    kernel = shell.kernel
-    hosts.native_commands()
+def _become_rank_shell(shell: InteractiveShell) -> None:
+    """Under fork: what the notebook has set up in its shell stays, what its class has for a front end goes."""
+    if hasattr(shell, "kernel"):
+        front_ends.leave_kernel(shell.kernel)
     hosts.plain_errors(shell)
-    kernel.session.send = lambda *args, **kwargs: None
-    kernel.session.recv = lambda *args, **kwargs: (None, None)
-    kernel.raw_input = lambda prompt="": prompts.ask(info, channel, prompt, password=False)
-    kernel.getpass = lambda prompt="", *args, **kwargs: prompts.ask(info, channel, prompt, password=True)
-    if "comm" in sys.modules:  # ipywidgets 8
-        hosts.silent_widgets(sys.modules["comm"])
-
-
-def _plain_progress_bars(shell: InteractiveShell) -> None:
-    """``tqdm.auto`` draws a widget where it sees a kernel; in a rank that widget would be dead, the text bar is not."""
-    shell.config.pop("IPKernelApp", None)
-    sys.modules.pop("ipykernel.zmqshell", None)
-    notebook, std = sys.modules.get("tqdm.notebook"), sys.modules.get("tqdm.std")
-    if notebook is None or std is None:
-        return
-    # Already imported by the kernel: taking the widget class's overrides away leaves the text bar that it inherits.
-    widget_bar = notebook.tqdm_notebook
-    for name in [name for name in vars(widget_bar) if name in vars(std.tqdm)]:
-        if name not in ("__module__", "__doc__", "__dict__", "__weakref__"):
-            delattr(widget_bar, name)
+    shell.__class__ = RankShell
+    shell.init_hooks()  # what `name?` shows would be sent along with the kernel's reply to the cell

@@ -8,6 +8,8 @@ rule by which rows leave it.
 - A feed may end in the middle of such a redraw, with the cursor still on the inner bar. So rows that are *animated*
   (rewritten after a ``\\r``, or gone back to with ``\\x1b[A``) wait until the cursor is further below them than it
   has ever come back from, or until an ordinary line was completed below them.
+- A program that draws several rows at once (rich's progress and tables) hides the cursor meanwhile. Until it shows it
+  again, the rows from the one that it began anew last wait, since it will go back to them again, and no others.
 - Animated rows that end up blank (a bar with ``leave=False``) are not lines.
 """
 
@@ -55,10 +57,13 @@ class LineBuffer:
         self._style = ""
         self._returned = False  # a \r came, and nothing was written since
         self._depth = 1  # how many rows the cursor is known to come back over
+        self._top: int | None = None  # while the cursor is hidden: the row that was begun anew last
 
     def feed(self, data: bytes) -> tuple[list[str], str]:
         """The lines that these bytes completed, and the line that the rank is writing now (both without newline)."""
         self._interpret(self._decoder.decode(data))
+        if self._top is not None:
+            return self._take(max(self._top, self._row - _DEPTH_LIMIT)), self._current()
         ready = max(0, self._row - self._depth)
         for index in range(self._row - 1, ready - 1, -1):
             row = self._rows[index]
@@ -77,7 +82,7 @@ class LineBuffer:
         while len(self._rows) > self._row and not _text(self._rows[-1]).strip():
             self._rows.pop()
         lines = self._take(len(self._rows))
-        self._rows, self._row, self._column, self._unfinished = [_Row()], 0, 0, ""
+        self._rows, self._row, self._column, self._unfinished, self._top = [_Row()], 0, 0, "", None
         return lines
 
     def _take(self, count: int) -> list[str]:
@@ -88,6 +93,8 @@ class LineBuffer:
         ]
         del self._rows[:count]
         self._row -= count
+        if self._top is not None:
+            self._top = max(0, self._top - count)
         return lines
 
     def _current(self) -> str:
@@ -119,6 +126,8 @@ class LineBuffer:
                 self._column, self._returned = 0, True
             elif control[0] == "\b":
                 self._column = max(0, self._column - 1)
+        elif control["params"] == "?25":
+            self._top = self._row if final == "l" else None
         elif control["params"] >= "<":
             pass  # private sequences: the same letters mean something else
         elif final == "m":
@@ -171,6 +180,8 @@ class LineBuffer:
             row = self._cursor_row()
             if self._returned:
                 row.animated, self._returned = True, False
+                if self._top is not None:
+                    self._top = self._row
             elif self._column == 0 and row.length and not row.plain().strip():
                 # A cleared bar that an ordinary print comes upon: the row is that print's now.
                 row = self._rows[self._row] = _Row()

@@ -47,8 +47,8 @@ _COLOURS: dict[State, str] = {
 _CALL_WITHIN = 16
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# tqdm's, drawn with blocks or, where there are none, with digits and #.
-_BAR = re.compile(r"(?<=%)\|[ \d#\u2588-\u258f]*\|")
+# tqdm's, drawn with blocks or, where there are none, with digits and #; and rich's, a heavy line.
+_BAR = re.compile(r"(?<=%)\|[ \d#\u2588-\u258f]*\||(?<![^ ])[\u2501\u2578\u257a]{4,} +")
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,9 @@ def train(rank, folder, ranks, port, steps, together):
 
 
 def step(rank, folder, ranks, port):
-    """What a first training cell does, with as little to compute as can be."""
+    """What a first training cell does, with as little to compute as can be. The model stays, as a cell's would: torch
+    2.13 hangs now and then, under every tool, when a model goes after its group."""
+    global model
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -172,6 +174,7 @@ def step(rank, folder, ranks, port):
 
 
 def step_transformers(rank, folder, ranks, port):
+    global model
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -30,8 +30,8 @@ def main(args):
         loss.backward()
         optimizer.step()
         print(f"rank {dist.get_rank()} of {dist.get_world_size()} step {step} loss {loss.item()!r}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(options())
+    dist.destroy_process_group()  # not in main(): torch 2.13 may hang when a model outlives its group
