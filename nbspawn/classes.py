@@ -49,13 +49,19 @@ def track_classes(namespace: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def new_classes_are_the_kernels() -> Iterator[None]:
-    """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not."""
+def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
+    """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not. A class that
+    comes with an object of its own gets its name in ``namespace`` if that is free: plain pickle, which torch.save and
+    broadcast_object_list use, looks for it there."""
     from cloudpickle import cloudpickle
 
     before = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
     yield
-    _kernels.update(set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID) - before)
+    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+    for tracker in set(known) - before:
+        _kernels.add(tracker)
+        if known[tracker].__module__ == "__main__" and "." not in known[tracker].__qualname__:
+            namespace.setdefault(known[tracker].__qualname__, known[tracker])
 
 
 def _kernels_class(tracker: str, name: str) -> Any:

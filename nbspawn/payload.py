@@ -108,7 +108,7 @@ def load(
     ``ModuleNotFoundError``, for one, where the rank cannot import what the notebook did.
     """
     stream, *large = buffers.read(fds, sizes)
-    with new_classes_are_the_kernels():
+    with new_classes_are_the_kernels({} if namespace is None else namespace):
         return loads(stream, large, beside, namespace)
 
 

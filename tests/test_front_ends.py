@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipywidgets  # type: ignore[import-untyped]
 import pytest
 from kernels import Kernel, Reply, ok, once, plain
 
@@ -121,6 +122,15 @@ def test_a_console_of_the_notebook_draws_text_while_it_runs(with_libraries: Kern
     assert [line.split()[0] for line in of(reply, 0) if line] == ["begin", "half"] and reply.shown == []
 
 
+@once
+def test_rich_where_the_kernel_says_nothing_of_colours(own_kernel: Kernel, method: str) -> None:
+    """Older versions of ipykernel, and Python outside of a notebook."""
+    ok(own_kernel.execute("import os\nos.environ.pop('FORCE_COLOR', None)"))
+    cell = "from rich.live import Live\nwith Live('first') as live: live.update('last')\nprint('end')"
+    reply = ok(own_kernel.execute(f"%%spawn 1 -m {method}\n{cell}"))
+    assert of(reply, 0) == ["last", "end"]
+
+
 def test_an_interrupt_of_a_rich_live(run: Run) -> None:
     cell = run.kernel.submit(f"""%%spawn 2 -m {run.method}
 {IMPORTS}
@@ -225,6 +235,7 @@ print('end')""")
     assert reply.shown == []
 
 
+@pytest.mark.skipif(ipywidgets.__version__ < "8", reason="ipywidgets 7 displays what is only asked for its text")
 @once
 def test_a_widget_as_the_cells_value_is_shown_once(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nimport ipywidgets\nipywidgets.IntProgress(value=3)"))

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import nbspawn
+from nbspawn.engine import learned
 
 
 def _report(*options: str) -> str:
@@ -36,3 +40,16 @@ def test_every_start_method_is_really_tried() -> None:
     assert _row(report, "fork is safe here").startswith("yes")
     for name in ("fork server, start", "2 ranks, fork", "2 ranks, forkserver", "2 ranks, spawn"):
         assert re.fullmatch(r"works \(\d+\.\d+ s\)", _row(report, name)), report
+
+
+def test_what_the_fork_server_preloads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "300")
+    known = learned.Learned()
+    known.tried = {"rich.progress": None}
+    known.refused = {"starts.thread": "it starts a thread (mine)"}
+    known.remember()
+    report = _report()
+    assert re.fullmatch(r"\d+ MiB with torch alone; imports up to 300", _row(report, "its memory"))
+    assert _row(report, "remembered imports") == f"1 in {learned.path()}"
+    assert _row(report, "refused imports") == "starts.thread: it starts a thread (mine)"

@@ -151,6 +151,29 @@ def assert_all_different(drawn: list[tuple[float, ...]]) -> None:
         assert len(set(numbers)) == len(drawn), drawn
 
 
+TUTORIAL = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def train():
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.randn(3, 4)).sum().backward()
+    dist.destroy_process_group()
+for _ in range(8):
+    train()
+print("has trained")
+"""
+
+
+def test_a_function_that_trains_and_destroys_its_group_returns(kernel: Kernel, method: str) -> None:
+    """As torch's tutorials have it. In bare processes the loop hangs in its first rounds: the model is the last to hold
+    the group, whose destructor waits for a thread that waits for Python's lock."""
+    ok(kernel.execute(f"%%spawn 4 --keep -m {method} -t 50\n{TUTORIAL}", 120))
+    reply = ok(kernel.execute(f"%%ranks -t 50\n{TUTORIAL}", 120))
+    assert [reply.of(rank) for rank in range(4)] == [["has trained"]] * 4
+    ok(kernel.execute("%ranks stop"))
+
+
 # ---------------------------------------------------------------- seeds
 
 DRAW = "import random, numpy, torch\nrandom.random(), numpy.random.rand(), torch.rand(1).item()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import os
 import sys
@@ -72,6 +73,25 @@ def serve_own_rendezvous(info: RankInfo) -> None:
                 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
 
     rendezvous._create_c10d_store = create_store
+
+
+def keep_destroyed_groups(info: RankInfo) -> None:
+    """Until the next command, hold a process group that the cell has destroyed: a DistributedDataParallel that goes
+    after it would be the last to hold it, and gloo's destructor then waits, with Python's lock, for a thread that waits
+    for that lock. In torch 2.13 a function that trains, destroys the group and returns, as in its tutorials, hangs."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return
+    destroy = distributed.destroy_process_group
+    destroyed: list[Any] = []
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        destroyed.append(distributed.group.WORLD if group is None else group)
+        destroy(group)
+
+    info.on_begin.append(destroyed.clear)
+    distributed.destroy_process_group = distributed.distributed_c10d.destroy_process_group = destroy_process_group
 
 
 def set_threads(info: RankInfo) -> None:

@@ -9,6 +9,7 @@ the cell will.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -28,6 +29,9 @@ def draw_text(config: Any) -> None:
     # transformers asks for this name in the shell's configuration, and tqdm.auto for this module.
     config.pop("IPKernelApp", None)
     sys.modules.pop("ipykernel.zmqshell", None)
+    # By this newer versions of ipykernel tell tools that escape sequences are understood, as they are in a rank's log.
+    # Without, rich draws nothing before the end, and Live leaves its last line unfinished.
+    os.environ.setdefault("FORCE_COLOR", "1")
     after_import("rich.console", _text_consoles)
     after_import("tqdm.notebook", _text_bars)
 

@@ -84,6 +84,7 @@ def main(rank: int, launch: Launch) -> None:
     seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)
+    environment.keep_destroyed_groups(info)
     stacks.report_crashes(launch.files.crash(rank))
     stacks.answer(launch.files.stack(rank))
     debugger.not_yet()

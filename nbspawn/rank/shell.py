@@ -84,6 +84,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     if _attached_in == os.getpid():
         return shell
     _attached_in = os.getpid()
+    del sys.argv[1:]  # the kernel's connection file, at which argparse in a cell would end the rank
     shell.display_pub, shell.displayhook = displays()
     shell.display_pub.info, shell.display_pub.channel = info, channel
     shell.display_trap.hook = shell.displayhook
