@@ -328,9 +328,9 @@ os._exit(0)
 
 TELLS = """
 import sys, os
-sys.path.remove("")
 import cloudpickle, nbspawn.session
 os.environ["PYTHONPATH"] = {folder!r}
+sys.path.insert(0, {folder!r})
 %load_ext nbspawn
 from nbspawn.engine.forkserver import server
 _get = server.get
@@ -340,9 +340,11 @@ server.get = lambda *given: (print("it waits"), _get(*given))[1]
 
 def test_stop_while_the_fork_server_starts(tmp_path: Path) -> None:
     """Its imports take a second; here they take for ever."""
-    (tmp_path / "cloudpickle.py").write_text(STUCK)
+    folder = tmp_path / "stuck"
+    folder.mkdir()
+    (folder / "cloudpickle.py").write_text(STUCK)
     with Kernel(tmp_path) as kernel:
-        ok(kernel.execute(TELLS.format(folder=str(tmp_path))))
+        ok(kernel.execute(TELLS.format(folder=str(folder))))
         cell = kernel.submit("%%spawn 2\npass").until("it waits")
         kernel.interrupt()
         reply = cell.wait()

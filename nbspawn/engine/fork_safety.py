@@ -135,11 +135,13 @@ _KERNELS_OWN = ("ipykernel", "IPython", "comm", "zmq", "tornado", "asyncio")
 
 
 def _not_looked_into(value: object) -> bool:
-    """Modules; what is within torch, which is for the probe to find; logging's locks, which Python renews after a fork;
-    the kernel itself, which widgets lead to, and which a rank lets go of; mappings that may read a file for each
-    item."""
+    """Modules, and classes that are not the notebook's, whose state is their library's matter (tqdm's class has a
+    thread for which no bar waits); what is within torch, which is for the probe to find; logging's locks, which Python
+    renews after a fork; the kernel itself, which widgets lead to, and which a rank lets go of; mappings that may read a
+    file for each item."""
     return (
         isinstance(value, types.ModuleType)
+        or (isinstance(value, type) and value.__module__ != "__main__")
         or type(value).__module__.partition(".")[0] in ("torch", "logging", *_KERNELS_OWN)
         or (isinstance(value, Mapping) and not isinstance(value, dict))
     )
