@@ -41,15 +41,13 @@ class Packed:
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
         self.fds = buffers.to_be_filled(sum(self.sizes))
         self.beside = tuple(pickler.beside)
-        # With the pickler, which keeps the memory of its buffers.
-        self._to_write: tuple[Pickler, memoryview] | None = (pickler, head)
+        self._to_write: list[memoryview] | None = [head, *pickler.buffers]
 
     def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
         """Write it, or ``give_up`` in the middle; then, as after an error, ranks that wait must be ended. Raises
         OSError if there is no room."""
         assert self._to_write is not None
-        pickler, head = self._to_write
-        buffers.fill(self.fds, [head, *pickler.buffers], give_up)
+        buffers.fill(self.fds, self._to_write, give_up)
         self._to_write = None
 
     def close(self) -> None:
@@ -135,7 +133,6 @@ class Value:
     repr: str = ""
     reason: str = ""
     _loaded: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    _memory: Pickler | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, obj: object) -> Value:
@@ -148,7 +145,7 @@ class Value:
             pickler.dump(obj, stream)
         except Exception as error:
             return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
-        return cls(stream.getvalue(), pickler.buffers, _memory=pickler)
+        return cls(stream.getvalue(), pickler.buffers)
 
     def get(self) -> Any:
         """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""

@@ -48,8 +48,8 @@ class Sink(Protocol):
 class Pickler:
     """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
 
-    After ``dump``, ``buffers`` and ``beside`` belong to the stream. The buffers are views of the object's memory: they
-    are valid as long as the pickler lives.
+    After ``dump``, ``buffers`` and ``beside`` belong to the stream. The buffers are views of the object's memory, which
+    they keep.
     """
 
     def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
@@ -138,7 +138,8 @@ class Pickler:
             return _itself, (first,)
         device = storage.device.type
         if device == "cpu" and (self._returning or not storage.is_shared()):
-            memory = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+            memory: Any = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+            memory.owner = storage  # which may be a copy that nothing else keeps
             return _load_storage, (pickle.PickleBuffer(memory),)
         if self._returning:
             return _itself, (storage.cpu(),)

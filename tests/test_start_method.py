@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,23 @@ def test_probe_of_a_hang_within_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in a library's own code for forked processes" in sentence
 
 
+def test_what_will_not_say_what_it_is_does_not_hide_a_held_lock() -> None:
+    """Proxies (weakref's, werkzeug's) raise whenever they are asked, once what they stand for has gone."""
+
+    class Gone:
+        pass
+
+    class OutOfContext:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("working outside of a context")
+
+    lock = threading.Lock()
+    with lock:
+        (told,) = fork_safety.stranded({"proxy": weakref.proxy(Gone()), "request": OutOfContext(), "lock": lock})
+    assert told.startswith("lock is a lock that is held")
+
+
 def test_held_lock_that_the_ranks_would_use_is_named() -> None:
     """Held by a thread of the kernel: nobody would release it in a forked rank."""
     lock, nested = threading.RLock(), {"of rows": [threading.Lock()]}
@@ -306,11 +324,11 @@ def test_held_lock_that_the_ranks_would_use_is_named() -> None:
     try:
         with pytest.raises(nbspawn.StartError) as asked:
             nbspawn.spawn(locked, nprocs=2, start_method="fork")
-        with pytest.raises(nbspawn.PayloadError, match="(?s)cannot travel.*fork.*is unsafe: the lock"):
+        with pytest.raises(nbspawn.PayloadError, match="(?s)cannot travel.*fork.*is unsafe: fn -> lock is a lock"):
             nbspawn.spawn(locked, nprocs=2)
     finally:
         done.set()
         holder.join()
-    assert "the lock fn -> lock is held" in str(asked.value)
-    assert "the lock fn -> nested['of rows'][0] is held" in str(asked.value)
+    assert "fn -> lock is a lock that is held" in str(asked.value)
+    assert "fn -> nested['of rows'][0] is a lock that is held" in str(asked.value)
     assert list(nbspawn.spawn(locked, nprocs=2)) == [0, 1]

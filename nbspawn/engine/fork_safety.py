@@ -14,6 +14,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 
 from nbspawn.culprit import parts
@@ -106,22 +107,30 @@ def stranded(variables: Mapping[str, object]) -> list[str]:
     found: deque[tuple[str, object]] = deque(variables.items())
     while found and len(seen) < _PARTS_LOOKED_AT:
         path, value = found.popleft()
-        if id(value) in seen or _not_looked_into(value):
+        if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, threading.Thread):
-            if value.is_alive() and value is not threading.current_thread():
-                told.append(
-                    f"{path} is a thread that runs in this kernel, and a forked rank would wait for it for ever"
-                )
-        elif type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
-            if value.acquire(blocking=False):
-                value.release()  # type: ignore[attr-defined]
+        # Proxies raise what they like when they are asked what they are: ReferenceError where the object has gone.
+        with suppress(Exception):
+            if _not_looked_into(value):
+                continue
+            if reason := _stranded(value):
+                told.append(f"{path} {reason}")
             else:
-                told.append(f"the lock {path} is held in this kernel, and a forked rank would wait for it for ever")
-        else:
-            found.extend((path + step, part) for step, part in islice(_parts(value), _PARTS_LOOKED_AT))
+                found.extend((path + step, part) for step, part in islice(_parts(value), _PARTS_LOOKED_AT))
     return told
+
+
+def _stranded(value: object) -> str:
+    """Why a forked copy of this process cannot have it, if it is a lock or a thread."""
+    if isinstance(value, threading.Thread):
+        if value.is_alive() and value is not threading.current_thread():
+            return "is a thread that runs in this kernel, and a forked rank would wait for it for ever"
+    elif type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
+        if not value.acquire(blocking=False):
+            return "is a lock that is held in this kernel, and a forked rank would wait for it for ever"
+        value.release()  # type: ignore[attr-defined]
+    return ""
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:

@@ -1,12 +1,7 @@
 """The private fork server: a process with torch already imported, of which a rank is a copy in milliseconds.
 
-torch's ``start_processes`` takes the start method as a string, so the two contexts of this file are registered with
-multiprocessing under names of their own, as loky does. multiprocessing's global fork server is never touched: what it
-preloads is the person's to say, once per process.
-
-Both contexts start processes without two side effects of multiprocessing's own: the kernel's ``__main__`` is not run
-again in the child (a notebook may have set ``__file__``), and the default start method is not settled for good, so
-that the person's own ``set_start_method`` still works after ``%load_ext nbspawn``.
+multiprocessing's global fork server is never touched: what it preloads is the user's to say, once per process. How
+ranks are started by this one is in contexts.py.
 """
 
 from __future__ import annotations
@@ -25,8 +20,6 @@ from multiprocessing import (
     connection,
     context,
     forkserver,
-    popen_forkserver,
-    popen_spawn_posix,
     reduction,
     resource_tracker,
     spawn,
@@ -39,9 +32,6 @@ from nbspawn.engine import inherited
 from nbspawn.engine.directories import OwnedDirectory
 from nbspawn.engine.learned import TRAINING, Learned, changed_at
 from nbspawn.rank.plan import PATH, Plan, Report
-
-FORKSERVER = "nbspawn-forkserver"
-SPAWN = "nbspawn-spawn"
 
 _START_SECONDS = 60.0
 _MEMORY = 1024  # MB above which a server imports no more; on a small machine a quarter of its memory
@@ -207,7 +197,7 @@ class PrivateServer:
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
         fresh.set_forkserver_preload(["nbspawn.rank.preload"])
         try:
-            with self.not_while_forking, _starting(), self._listening_here():
+            with self.not_while_forking, starting(), self._listening_here():
                 with _beginning_with("os.setpgid(0, 0)"):
                     resource_tracker.ensure_running()  # before the mask, which it would lift
                 # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
@@ -238,7 +228,7 @@ class PrivateServer:
 
     def _wait_until_it_answers(self, fresh: Any) -> None:
         """It listens from the start but answers only after its imports: an empty process tells when."""
-        data = _prepared(context.Process(target=os.getpid), popen=fresh)
+        data = prepared(context.Process(target=os.getpid), popen=fresh)
         with self.not_while_forking:
             readable, writable = fresh.connect_to_new_process([])
         try:
@@ -262,7 +252,7 @@ class PrivateServer:
             module.connection = connection
 
     def _retire(self, old: Any) -> None:
-        """It ends by itself when the last rank that it forked is done with; see ``_ServerPopen``."""
+        """It ends by itself when the last rank that it forked is done with; see contexts.py."""
         inherited.close(old._forkserver_alive_fd)
         self._retired.append(old)
 
@@ -319,8 +309,8 @@ server = PrivateServer()
 
 
 @contextmanager
-def _starting() -> Iterator[None]:
-    """See the module's docstring: hide ``__main__``'s origin, and leave the default start method open."""
+def starting() -> Iterator[None]:
+    """See contexts.py: hide ``__main__``'s origin, and leave the default start method open."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {
         name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
@@ -335,113 +325,15 @@ def _starting() -> Iterator[None]:
         main.__dict__.update(hidden)
 
 
-class _ServerPopen(popen_forkserver.Popen):
-    """As multiprocessing's, on the process's own server."""
-
-    _fds: list[int]
-
-    def __init__(self, process_obj: Any) -> None:
-        self._pid: int | None = None
-        self._reading = threading.RLock()
-        super().__init__(process_obj)
-
-    @property
-    def pid(self) -> int:  # type: ignore[override]
-        """The server tells it first of all. Whoever starts several processes does not wait for one after the other.
-
-        The lock matters: what comes next is the exit code, and a 0 that is taken for a pid means, to ``kill``, the
-        whole process group of the kernel.
-        """
-        with self._reading:
-            if self._pid is None:
-                self._pid = forkserver.read_signed(self.sentinel)
-        return self._pid
-
-    def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, which the server tells after the pid; None if there is none yet.
-
-        multiprocessing asks all processes whenever it starts one, while another thread may watch ranks in the
-        background: of two that read the exit code, one would take the end of the pipe for that of the server, and the
-        code for 255.
-        """
-        if flag != os.WNOHANG:
-            return super().poll(flag) if self.pid else None
-        with self._reading:
-            if self._pid is None and not connection.wait([self.sentinel], 0):
-                return None
-            return super().poll(flag) if self.pid else None
-
-    def _launch(self, process_obj: Any) -> None:
-        fork_server: Any = server.get()
-        data = _prepared(process_obj, popen=self)
-        with server.not_while_forking:
-            self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
-        # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
-        # keeps the server alive until this process's exit code has been read: a server whose last client leaves
-        # together with its last child ends without telling how that child did (exit code 255).
-        ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
-        self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
-        with open(writable, "wb") as pipe:
-            pipe.write(data)
-
-
-def _prepared(process: Any, popen: Any) -> bytes:
+def prepared(process: Any, popen: Any) -> bytes:
     """What a server's child reads first: where it is (``sys.path``, directory, arguments), then the process. What may
     be pickled only now duplicates its descriptors through ``popen``."""
     data = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        with _starting():
+        with starting():
             reduction.dump(spawn.get_preparation_data(process._name), data)
         reduction.dump(process, data)
     finally:
         context.set_spawning_popen(None)
     return data.getvalue()
-
-
-def _close_all(ends: list[int], sentinel: int) -> None:
-    for fd in ends:
-        inherited.close(fd)
-    os.close(sentinel)
-
-
-class _Process(context.Process):
-    """In the rank it is multiprocessing's own class: nothing of the engine is imported there, and the processes that
-    the rank starts itself (DataLoader workers) use the kernel's default start method."""
-
-    def __reduce__(self) -> Any:
-        return object.__new__, (context.Process,), self.__dict__
-
-
-class ServedProcess(_Process):
-    """Its sentinel tells the pid, then the exit code; asking for either costs 60 microseconds."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        return _ServerPopen(process_obj)
-
-
-class _ForkServerContext(context.BaseContext):
-    _name = FORKSERVER
-    Process = ServedProcess
-
-
-class _SpawnPopen(popen_spawn_posix.Popen):
-    def _launch(self, process_obj: Any) -> None:
-        with _starting():
-            super()._launch(process_obj)  # type: ignore[misc]
-
-
-class _SpawnedProcess(_Process):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        return _SpawnPopen(process_obj)
-
-
-class _SpawnContext(context.BaseContext):
-    _name = SPAWN
-    Process = _SpawnedProcess
-
-
-context._concrete_contexts[FORKSERVER] = _ForkServerContext()  # type: ignore[attr-defined]
-context._concrete_contexts[SPAWN] = _SpawnContext()  # type: ignore[attr-defined]

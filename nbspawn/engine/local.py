@@ -13,8 +13,8 @@ from functools import partial
 from torch.multiprocessing import ProcessContext
 
 from nbspawn.engine import forkserver, inherited, signals
+from nbspawn.engine.contexts import ServedProcess
 from nbspawn.engine.directories import run_directories
-from nbspawn.engine.forkserver import ServedProcess
 from nbspawn.engine.logs import LogTail
 from nbspawn.engine.outcomes import Outcomes
 from nbspawn.engine.resources import Resources

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbspawn.engine.contexts import FORKSERVER, SPAWN
 from nbspawn.engine.fork_safety import fork_hazards, poisoned_runtimes, probe_if_changed, stranded, unsafe_to_fork
-from nbspawn.engine.forkserver import FORKSERVER, SPAWN, server
+from nbspawn.engine.forkserver import server
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 
 METHODS = ("auto", "fork", "forkserver", "spawn")

@@ -1,0 +1,120 @@
+"""Two start methods of nbspawn's own for multiprocessing: its private fork server, and spawn without side effects.
+
+torch's ``start_processes`` takes the start method as a string, so the two contexts of this file are registered with
+multiprocessing under names of their own, as loky does.
+
+Both start processes without two side effects of multiprocessing's own: the kernel's ``__main__`` is not run again in
+the child (a notebook may have set ``__file__``), and the default start method is not settled for good, so that the
+user's own ``set_start_method`` still works after ``%load_ext nbspawn``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, util
+from typing import Any
+
+from nbspawn.engine import inherited
+from nbspawn.engine.forkserver import prepared, server, starting
+
+FORKSERVER = "nbspawn-forkserver"
+SPAWN = "nbspawn-spawn"
+
+
+class _ServerPopen(popen_forkserver.Popen):
+    """As multiprocessing's, on the process's own server."""
+
+    _fds: list[int]
+
+    def __init__(self, process_obj: Any) -> None:
+        self._pid: int | None = None
+        self._reading = threading.RLock()
+        super().__init__(process_obj)
+
+    @property
+    def pid(self) -> int:  # type: ignore[override]
+        """The server tells it first of all. Whoever starts several processes does not wait for one after the other.
+
+        The lock matters: what comes next is the exit code, and a 0 that is taken for a pid means, to ``kill``, the
+        whole process group of the kernel.
+        """
+        with self._reading:
+            if self._pid is None:
+                self._pid = forkserver.read_signed(self.sentinel)
+        return self._pid
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code, which the server tells after the pid; None if there is none yet.
+
+        multiprocessing asks all processes whenever it starts one, while another thread may watch ranks in the
+        background: of two that read the exit code, one would take the end of the pipe for that of the server, and the
+        code for 255.
+        """
+        if flag != os.WNOHANG:
+            return super().poll(flag) if self.pid else None
+        with self._reading:
+            if self._pid is None and not connection.wait([self.sentinel], 0):
+                return None
+            return super().poll(flag) if self.pid else None
+
+    def _launch(self, process_obj: Any) -> None:
+        fork_server: Any = server.get()
+        data = prepared(process_obj, popen=self)
+        with server.not_while_forking:
+            self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
+        # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
+        # keeps the server alive until this process's exit code has been read: a server whose last client leaves
+        # together with its last child ends without telling how that child did (exit code 255).
+        ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
+        self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
+        with open(writable, "wb") as pipe:
+            pipe.write(data)
+
+
+def _close_all(ends: list[int], sentinel: int) -> None:
+    for fd in ends:
+        inherited.close(fd)
+    os.close(sentinel)
+
+
+class _Process(context.Process):
+    """In the rank it is multiprocessing's own class: nothing of the engine is imported there, and the processes that
+    the rank starts itself (DataLoader workers) use the kernel's default start method."""
+
+    def __reduce__(self) -> Any:
+        return object.__new__, (context.Process,), self.__dict__
+
+
+class ServedProcess(_Process):
+    """Its sentinel tells the pid, then the exit code; asking for either costs 60 microseconds."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _ServerPopen(process_obj)
+
+
+class _ForkServerContext(context.BaseContext):
+    _name = FORKSERVER
+    Process = ServedProcess
+
+
+class _SpawnPopen(popen_spawn_posix.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        with starting():
+            super()._launch(process_obj)  # type: ignore[misc]
+
+
+class _SpawnedProcess(_Process):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _SpawnPopen(process_obj)
+
+
+class _SpawnContext(context.BaseContext):
+    _name = SPAWN
+    Process = _SpawnedProcess
+
+
+context._concrete_contexts[FORKSERVER] = _ForkServerContext()  # type: ignore[attr-defined]
+context._concrete_contexts[SPAWN] = _SpawnContext()  # type: ignore[attr-defined]
