@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 import textwrap
@@ -281,9 +283,9 @@ import sys
 sys.path.remove("")
 from nbspawn.rank import imports
 import rich.progress, tqdm
+preloaded = imports.Preloaded(name for name in sys.modules if name.startswith(("rich", "tqdm")))
 sys.path.insert(0, "")
-loaded = frozenset(name for name in sys.modules if name.startswith(("rich", "tqdm")))
-imports.forget_shadowed(loaded)
+preloaded.forget_shadowed()
 import rich
 print(rich.__file__, "rich.progress" in sys.modules, "tqdm" in sys.modules)
 """
@@ -294,6 +296,31 @@ def test_a_module_of_the_users_own_goes_before_an_installed_one_of_its_name(tmp_
     (tmp_path / "tqdm").mkdir()  # no package: a folder of that name is found last
     ran = subprocess.run([sys.executable, "-c", SHADOWED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.split() == [str(tmp_path / "rich.py"), "False", "True"], ran.stderr
+
+
+COLLAPSED = """
+from nbspawn.rank import huge_pages
+
+def in_huge_pages():
+    with open("/proc/self/smaps_rollup") as told:
+        return sum(int(line.split()[1]) for line in told if line.startswith("AnonHugePages"))  # kB
+
+memory = [bytes([n]) * 4000 for n in range(256)] * 64
+memory = [bytes(bytearray(part)) for part in memory]  # 64 MB, in pieces
+before = in_huge_pages()
+huge_pages.collapse()
+assert all(part == bytes([n % 256]) * 4000 for n, part in enumerate(memory))
+print(in_huge_pages() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="the system has no huge pages")
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 1), reason="MADV_COLLAPSE is in Linux 6.1"
+)
+def test_memory_in_many_pieces_is_gathered_into_huge_pages() -> None:
+    ran = subprocess.run([sys.executable, "-c", COLLAPSED], capture_output=True, text=True, timeout=60)
+    assert int(ran.stdout) > 32_000, ran.stderr
 
 
 # ---------------------------------------------------------------- in a notebook

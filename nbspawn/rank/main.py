@@ -53,8 +53,8 @@ FEATURES: tuple[Feature, ...] = (
 )
 
 
-preloaded: frozenset[str] = frozenset()
-"""The installed modules that the fork server has imported beside torch."""
+preloaded = imports.Preloaded()
+"""The fork server sets it."""
 
 _TELLING = 4
 """So many ranks tell what they have imported: the others have hardly imported anything else."""
@@ -74,11 +74,12 @@ def main(rank: int, launch: Launch) -> None:
     process.not_interactive()
     if launch.method == "fork":
         process.let_go(launch.foreign)
+        libraries.not_interactive()
         _forget_event_loop()
     else:
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:] = launch.sys_path
-        imports.forget_shadowed(preloaded)
+        preloaded.forget_shadowed()
         settings.put(launch.settings)
     libraries.forget_process_state()
     seeds.sow(info)

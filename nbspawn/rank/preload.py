@@ -8,7 +8,7 @@ is in the file that ``PLAN`` names; what became of it is written beside that fil
 import atexit
 import os
 
-from nbspawn.rank import plan
+from nbspawn.rank import huge_pages, plan
 
 _plan = plan.take()
 _began_with = frozenset(os.environ)
@@ -26,6 +26,8 @@ with plan.recording() as _read:
     import torch.multiprocessing  # noqa: F401
 
     import nbspawn.rank.environment
+    import nbspawn.rank.imports
+    import nbspawn.rank.loggers
     import nbspawn.rank.main
 
     if _plan.shell:
@@ -34,8 +36,11 @@ with plan.recording() as _read:
     _report = plan.carry_out(_plan)
 
 nbspawn.rank.environment.server_began_with = _began_with
-nbspawn.rank.main.preloaded = _report.modules
+nbspawn.rank.main.preloaded = nbspawn.rank.imports.Preloaded(_report.modules)
+nbspawn.rank.loggers.note_preloaded()
 _report.read = _read
+if _plan.modules:  # not in the first server, which a run may be waiting for
+    huge_pages.collapse()
 plan.write(_report)
 # The teardown of an interpreter with all these modules takes a second, in which the server would outlive the kernel.
 # (What is registered last is called first. Ranks do not come here: they leave by os._exit.)
