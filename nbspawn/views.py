@@ -162,6 +162,12 @@ class StreamView:
             self._held_since = time.monotonic()
         self._held += printed
 
+    def release_of(self, rank: int) -> None:
+        """Write what is held of this rank, and before that in others: something that is no text comes next in it."""
+        if any(printed.rank == rank for printed in self._held):
+            text, self._held = self.stream.feed_up_to(rank, self._held, blocks="debugging" in self.run.counts)
+            self.write(text)
+
     def release(self, if_due: bool = False) -> None:
         """Write what is held: all, or if it has been held for long enough."""
         if not self._held:

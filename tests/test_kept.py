@@ -111,6 +111,18 @@ def test_stop_leaves_all_usable(kept: Kernel, where: str) -> None:
 
 
 @once
+def test_stop_reaches_ranks_in_which_an_earlier_cell_has_ignored_it(kept: Kernel) -> None:
+    before = pids(kept)
+    ok(kept.execute("%%ranks\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"))
+    cell = kept.submit("%%ranks\nprint('begun')\ntime.sleep(600)")
+    for rank in range(3):
+        cell._read(lambda rank=rank: "begun" in cell.reply.of(rank), "all have begun", 20)
+    kept.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert pids(kept) == before
+
+
+@once
 def test_a_timeout_leaves_all_usable(kept: Kernel) -> None:
     reply = kept.execute("%%ranks -t 1\ntime.sleep(600)")
     assert reply.ename == "RunTimeoutError" and "time.sleep(600)" in reply.traceback

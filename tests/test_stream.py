@@ -45,6 +45,16 @@ def test_a_shared_line_comes_after_all_that_came_before_it() -> None:
     ]
 
 
+def test_up_to_the_last_line_of_one_rank() -> None:
+    """What others have printed since may be that rank's next."""
+    merged = stream(3)
+    batch = [Printed(0, ("begun",), ""), Printed(1, ("begun", "more"), ""), Printed(2, ("own", "begun"), "")]
+    text, rest = merged.feed_up_to(0, batch)
+    assert text.splitlines() == ["[0-1] begun"]
+    rest.append(Printed(0, ("more",), ""))
+    assert merged.feed(rest).splitlines() == ["[0-1] more", "[2]   own", "[2]   begun"]
+
+
 def test_a_block_of_one_rank_stays_together() -> None:
     assert feed(stream(2), (0, "a b c"), (1, "d e f")) == [f"[0]   {line}" for line in "abc"] + [
         f"[1]   {line}" for line in "def"

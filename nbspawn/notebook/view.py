@@ -78,7 +78,7 @@ class NotebookView(StreamView):
             elif isinstance(event, (DisplayData, ClearOutput)):
                 if run.fresh:  # others may be over at once
                     self.place()
-                self.release()
+                self.release_of(event.rank)
                 if isinstance(event, DisplayData):
                     self._displays.show(event)
                 else:

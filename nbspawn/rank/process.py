@@ -113,7 +113,9 @@ class Interrupts:
         self(signal.SIGINT, None)  # one that was announced before there was a handler for it
 
     def begin(self, announced: int) -> None:
-        """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one."""
+        """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one. A
+        library may have put its own handler in the place of this one (Lightning, which ignores a second Stop)."""
+        signal.signal(signal.SIGINT, self)
         self._seen, self._pending = announced, False
         self(signal.SIGINT, None)
 

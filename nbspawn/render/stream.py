@@ -57,19 +57,27 @@ class MergedStream:
         shown once, ``[0,2-3] line``, after everything that comes before it in any of them. ``blocks``: only where all
         that they have is the same, so that what a debugger shows is not cut into pieces.
         """
+        return self._feed(batch, blocks, None)[0]
+
+    def feed_up_to(self, rank: int, batch: Sequence[Printed], blocks: bool = False) -> tuple[str, list[Printed]]:
+        """The same for all that ``rank`` has in the batch, and what comes before it in others; and what is left."""
+        return self._feed(batch, blocks, rank)
+
+    def _feed(self, batch: Sequence[Printed], blocks: bool, only: int | None) -> tuple[str, list[Printed]]:
         self._blocks = blocks
         lines: dict[int, list[str]] = {}
         for event in sorted(batch, key=lambda event: event.rank):
             lines.setdefault(event.rank, []).extend(event.lines)
         shown = dict.fromkeys(lines, 0)  # how many lines of each rank are done with
         text: list[str] = []
-        if not self._over:
-            for rank in lines:
-                self._show(rank, len(lines[rank]), lines, shown, text)
-        for rank in lines:
-            if rest := lines[rank][shown[rank] :]:
-                self._cut.setdefault(rank, _Cut()).add(rest)
-        return "".join(text)
+        for rank in lines if only is None else {only} & lines.keys():
+            self._show(rank, len(lines[rank]), lines, shown, text)
+        rest = {rank: own[shown[rank] :] for rank, own in lines.items() if shown[rank] < len(own)}
+        if only is not None and not self._over:
+            return "".join(text), [Printed(rank, tuple(own), "") for rank, own in rest.items()]
+        for rank, own in rest.items():
+            self._cut.setdefault(rank, _Cut()).add(own)
+        return "".join(text), []
 
     def finish(self, failed: Collection[int]) -> str:
         """What to print when all is over: the last lines of every rank whose lines did not fit any more."""
