@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from nbspawn.messages import Event, Exited, InputReply, InputRequest, Leaving, Raised, Resumed, Returned, Stopped
 from nbspawn.status import ECHO, FINAL, Run, Source, name_ranks, ranges
 
-_GATHER = 0.2  # seconds for other ranks to come to their breakpoints: then it is known who waits, and who says the same
+# Seconds for other ranks to come to their breakpoints, or to tell that they wait (three looks of rank/sampler.py): no
+# table is drawn while the person is being asked.
+_GATHER = 0.3
 _START = 5.0  # seconds, as long as some have not even started
 _COMES_BACK = 10.0  # seconds in which a rank that makes one step keeps its turn
 

@@ -91,7 +91,7 @@ def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
     watch = Watch()
     nbspawn.spawn(ranks.reduce_for, (3.0,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
     called = {status.called for status in watch.seen if status.rank == 0 and status.state == "waiting"}
-    assert len(called) > 2
+    assert len(called) > 1
     longest = max(time.monotonic() - status.called for status in watch.seen[-2:])
     assert longest < 1.5
 

@@ -70,8 +70,8 @@ def test_a_first_stop_waits_a_moment_for_ranks_that_may_stop_too() -> None:
     play.stop(1.0, 1)
     assert play.due(1.1) is None
     play.stop(1.15, 0)
-    assert play.due(1.2) is None
-    assert play.due(1.4) == 1
+    assert play.due(1.4) is None
+    assert play.due(1.5) == 1
     assert play.turns.question(play.turns.pending[1], play.run) == (
         "Rank 0 has stopped too: `rank 0` turns there, `all n` steps all.",
         "[1] ipdb> ",

@@ -30,7 +30,8 @@ from nbspawn.rank.stacks import OtherThreads
 _YOUNG = 5.0
 _INTERVAL_YOUNG = 0.1
 _INTERVAL = 0.5
-_SPACING = 1.0  # seconds between two messages, at least
+_SPACING = 1.0  # seconds between two messages, at least, while each look finds something else
+_SPACING_AT_REST = 0.1  # and where a rank has stood still for two looks: a prompt that comes next stops the table
 _SPACING_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
@@ -156,7 +157,8 @@ class Sampler:
                 self._at = (here, since)
                 self._spent[here] = self._spent.get(here, 0.0) + now - looked
                 looked = now
-                due = self._spacing if self._at != told else _LATEST
+                stands = now - since > 1.5 * interval
+                due = _LATEST if self._at == told else _SPACING_AT_REST if stands else self._spacing
                 if now // due > told_at // due and self._tell(now):
                     told, told_at = self._at, now
             for look in self._info.on_look:
