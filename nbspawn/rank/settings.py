@@ -95,10 +95,12 @@ def _default_device() -> str | None:
 
 def _matmul_precision() -> str | None:
     torch: Any = sys.modules["torch"]
-    try:
-        return str(torch.get_float32_matmul_precision())
-    except RuntimeError:  # the notebook has set it by torch.backends' newer fp32_precision
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns of the function, whoever reads
+        try:
+            return str(torch.get_float32_matmul_precision())
+        except RuntimeError:  # the notebook has set it by torch.backends' newer fp32_precision
+            return None
 
 
 # ---------------------------------------------------------------- numpy, pandas
