@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +21,24 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 from kernels import Kernel
+
+
+METHODS = "fork", "forkserver", "spawn"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--method", choices=METHODS, help="run under this start method only what is tested under several")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    wanted = config.getoption("--method")
+    if wanted is None:
+        return
+    under = {item: next((name for name in METHODS if name in re.split("[][-]", item.name)), "") for item in items}
+    several = {item.function for item in items if under[item] == wanted}
+    left = [item for item in items if under[item] not in (wanted, "") and item.function in several]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +62,7 @@ def workplace() -> Iterator[str]:
     multiprocessing.Value("i")  # its heap stays for the life of the process
     # With join=False the store is served at once; its library keeps a pipe from then on, one for the whole process.
     nbspawn.start_processes(rank_functions.succeed, start_method="fork", join=False).join()
+    gc.freeze()  # what is there now stays: each test's collection (leftovers.py) would go through torch for 0.3 s
     yield own
     forkserver.server.stop()
     tempfile.tempdir = shared[1]
@@ -64,7 +85,12 @@ def nothing_left(workplace: str) -> Iterator[None]:
 
 # ---------------------------------------------------------------- kernels (kernels.py)
 
-WARM = "from nbspawn.engine.forkserver import server as _server; _server.get(); del _server"
+WARM = """\
+import torch as _torch  # takes as long as the fork server's own import beside it
+from nbspawn.engine.forkserver import server as _server
+_server.get()
+del _torch, _server
+"""
 
 
 @pytest.fixture(scope="module")

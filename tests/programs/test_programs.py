@@ -101,6 +101,16 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     )
 
 
+@pytest.fixture(params=["auto", "fork"])
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def kernel(method: str, bare: Kernel, imported: Kernel) -> Kernel:
+    return imported if method == "fork" else bare
+
+
 def started(folder: Path, *lines: str) -> Iterator[Kernel]:
     # Preloading is switched off in other tests (conftest.py); here it works as it does for users.
     with Kernel(folder, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(folder)) as kernel:
@@ -123,16 +133,7 @@ def begin(kernel: Kernel, program: str, folder: Path) -> list[str]:
     return of_ranks
 
 
-@pytest.mark.parametrize("method", ["auto", "fork"])
-def test_in_one_cell(
-    program: str,
-    under_torchrun: Lines,
-    method: str,
-    bare: Kernel,
-    imported: Kernel,
-    tmp_path: Path,
-) -> None:
-    kernel = imported if method == "fork" else bare
+def test_in_one_cell(program: str, under_torchrun: Lines, method: str, kernel: Kernel, tmp_path: Path) -> None:
     text = "\n".join(begin(kernel, program, tmp_path))
     reply = kernel.execute(f"%%spawn {RANKS} -m {method}\n{text}", SECONDS)
     assert said_in(reply) == under_torchrun
@@ -140,16 +141,15 @@ def test_in_one_cell(
         assert shown(reply).count(end) == RANKS, shown(reply)
 
 
-@pytest.mark.parametrize("method", ["auto", "fork"])
-def test_in_kept_ranks(program: str, under_torchrun: Lines, method: str, bare: Kernel, tmp_path: Path) -> None:
+def test_in_kept_ranks(program: str, under_torchrun: Lines, method: str, kernel: Kernel, tmp_path: Path) -> None:
     """Cell by cell, and then the whole program once more in the same ranks."""
-    first, *more = begin(bare, program, tmp_path)
+    first, *more = begin(kernel, program, tmp_path)
     try:
-        replies = [bare.execute(f"%%spawn {RANKS} -m {method} --keep\n{first}", SECONDS)]
-        replies += [bare.execute(f"%%ranks\n{text}") for text in more if replies[-1].status == "ok"]
+        replies = [kernel.execute(f"%%spawn {RANKS} -m {method} --keep\n{first}", SECONDS)]
+        replies += [kernel.execute(f"%%ranks\n{text}") for text in more if replies[-1].status == "ok"]
         assert said_in(*replies) == under_torchrun
         if program not in ONCE_A_PROCESS:
             text = "\n".join([first, *more])
-            assert said_in(bare.execute(f"%%ranks\n{text}")) == under_torchrun
+            assert said_in(kernel.execute(f"%%ranks\n{text}")) == under_torchrun
     finally:
-        bare.execute("%ranks stop")
+        kernel.execute("%ranks stop")
