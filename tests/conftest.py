@@ -22,7 +22,6 @@ os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 from kernels import Kernel
 
-
 METHODS = "fork", "forkserver", "spawn"
 
 
