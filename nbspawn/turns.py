@@ -59,10 +59,15 @@ class Turns:
     def due(self, run: Run, now: float) -> InputRequest | None:
         """The question to put to the person at ``now`` seconds, if it is time for one."""
         for rank, until in list(self._coming_back.items()):
-            if now > until or run.ranks[rank].state in FINAL or run.ranks[rank].state == "waiting":
+            if now > until or run.ranks[rank].state in FINAL:
                 del self._coming_back[rank]
-        if not self.pending or self._coming_back:
+        waiting = [rank for rank in self._coming_back if run.ranks[rank].state == "waiting"]
+        if not self.pending or len(waiting) < len(self._coming_back):
             return None
+        if waiting and now - self._came < _GATHER:
+            return None  # whom they wait for may just have come, out of the same collective
+        for rank in waiting:
+            del self._coming_back[rank]
         if self._focus not in self.pending:
             first = next(iter(self.pending))
             states = run.counts

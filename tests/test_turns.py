@@ -128,6 +128,29 @@ def test_a_rank_that_goes_on_gives_the_turn_away(event: Event) -> None:
     assert play.due(2.2) == 0
 
 
+def test_ranks_that_step_over_a_collective_together_are_asked_together() -> None:
+    play = stopped(0, 1, 2)
+    play.say(2.0, "all n")
+    waits = Position((Frame("cell", 3, "<module>"),), "all_reduce", True)
+    for rank in range(3):
+        play.feed(2.3, Resumed(rank, 2.0, soon=True), Sampled(rank, 2.3, waits, 2.3, ()))
+    play.stop(2.5, 0, line=3)
+    assert play.due(2.5) is None
+    play.stop(2.6, 1, 2, line=3)
+    assert play.say(2.6, "")[0] == {0: "", 1: "", 2: ""}
+
+
+def test_a_rank_that_waits_for_one_at_the_prompt_holds_nobody_up_twice() -> None:
+    play = stopped(0, 1)
+    play.say(2.0, "n")
+    waits = Position((Frame("cell", 3, "<module>"),), "barrier", True)
+    play.feed(2.3, Resumed(0, 2.0, soon=True), Sampled(0, 2.3, waits, 2.3, ()))
+    assert play.due(2.3) == 1, "it has been there for long"
+    play.say(2.4, "n")
+    play.stop(2.5, 1, line=3)
+    assert play.due(2.5) == 1
+
+
 def test_all() -> None:
     play = stopped(0, 1, 2)
     assert play.say(2.0, "all p x") == ({0: "p x", 1: "p x", 2: "p x"}, "")
