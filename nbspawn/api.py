@@ -10,6 +10,7 @@ from torch.multiprocessing import ProcessContext
 from nbspawn import views
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.launch import FunctionJob, Options, settle, start
+from nbspawn.errors import UsageError
 from nbspawn.results import Results
 from nbspawn.session import Session
 from nbspawn.views import View
@@ -30,7 +31,7 @@ def spawn(
     threads: int | None = None,
     seed: int | None = None,
     timeout: float | None = None,
-    grace_period: float = GRACE_PERIOD,
+    grace_period: float | None = None,
     log_dir: str | None = None,
     pdb: bool = False,
     debugpy: bool = False,
@@ -44,9 +45,10 @@ def spawn(
         args: its arguments after the rank. multiprocessing's queues, locks and events and shared tensors may be among
             them.
         nprocs: how many ranks, or 'gpu', 'cpu', 'xla', 'tpu' or 'auto': one a device of that kind.
-        join: wait, show what the ranks print, and return their Results; else return a context at once.
+        join: wait, show what the ranks print, and return their Results; else return a context at once. Then nobody
+            watches the ranks: timeout, grace_period, view, pdb and debugpy are refused.
         daemon: as in multiprocessing.
-        start_method: 'auto', 'fork', 'forkserver' or 'spawn' (DESIGN: the fork server if what is used can travel).
+        start_method: 'auto', 'fork', 'forkserver' or 'spawn' (auto: the fork server if what is used can travel).
         backend: make and destroy a process group around ``fn``: 'gloo', 'nccl', 'xla' (torch_xla), 'tpu_dist'
             (torch_tpu), or 'auto' for the one that fits.
         env: environment variables for the ranks, beside the kernel's.
@@ -55,7 +57,7 @@ def spawn(
         seed: repeat a run's random numbers: rank r begins with ``seed`` + r for ``random``, numpy and torch; default:
             fresh ones in every rank and every run.
         timeout: seconds; afterwards RunTimeoutError says where every rank stood.
-        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
+        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped; default 3.
         log_dir: where each rank's whole output goes, and stays.
         pdb: open the debugger in a rank that raises, at the line that raised; its peers wait meanwhile.
         debugpy: have each rank listen for a debugger (VS Code's) on a loopback port of its own.
@@ -70,6 +72,10 @@ def spawn(
         RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
         started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
     """
+    if not join:
+        _refuse_what_needs_a_watch(
+            timeout=timeout, grace_period=grace_period, view=view, pdb=pdb or None, debugpy=debugpy or None
+        )
     session = Session(
         nprocs,
         start_method=start_method,
@@ -84,7 +90,7 @@ def spawn(
         show_locals=show_locals,
         daemon=daemon,
         timeout=timeout,
-        grace_period=grace_period,
+        grace_period=GRACE_PERIOD if grace_period is None else grace_period,
         view=view,
         keep=False,
     )
@@ -94,6 +100,15 @@ def spawn(
     context = start(job, session.nprocs, *settle(job, session.options), session.options)
     context.serve()
     return context
+
+
+def _refuse_what_needs_a_watch(**given: object) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise UsageError(
+            f"with join=False nobody watches the ranks, and {' and '.join(names)} would be ignored: use "
+            "context.join(timeout, grace_period), or let spawn() wait (join=True)"
+        )
 
 
 def start_processes(

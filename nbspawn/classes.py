@@ -15,7 +15,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _kernels: set[str] = set()  # in a rank: cloudpickle's ids of the classes that the kernel has
@@ -44,8 +44,9 @@ def track_classes(namespace: Mapping[str, object]) -> None:
     from cloudpickle import cloudpickle
 
     for value in list(namespace.values()):
-        if isinstance(value, type) and value.__module__ == "__main__":
-            _kernels.add(cloudpickle._get_or_create_tracker_id(value))
+        with suppress(Exception):  # a proxy may raise whatever it is asked
+            if isinstance(value, type) and value.__module__ == "__main__":
+                _kernels.add(cloudpickle._get_or_create_tracker_id(value))
 
 
 @contextmanager

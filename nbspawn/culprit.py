@@ -104,7 +104,13 @@ class _Nowhere:
 
 
 def parts(obj: Any) -> Iterator[tuple[str, object]]:
-    """What ``obj`` takes along when it is pickled, each with the step that leads to it."""
+    """What ``obj`` takes along when it is pickled, each with the step that leads to it, as far as it can be looked at:
+    a proxy may raise whatever it is asked."""
+    with suppress(Exception):
+        yield from _parts(obj)
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, object]]:
     if isinstance(obj, types.FunctionType):
         for name in sorted(_global_names(obj.__code__) & obj.__globals__.keys()):
             yield f" -> {name}", obj.__globals__[name]
@@ -127,7 +133,7 @@ def parts(obj: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(obj, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
     elif isinstance(obj, (staticmethod, classmethod)):
-        yield from parts(obj.__func__)
+        yield from _parts(obj.__func__)
     elif isinstance(obj, type):
         yield from ((f".{name}", value) for name, value in vars(obj).items() if name not in ("__dict__", "__weakref__"))
     elif _remedy(type(obj)) is None:  # of an Event we say that it is one, not that there is a lock in it
@@ -146,15 +152,24 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _kind(obj: object) -> str:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor) and not obj.is_leaf:
-        return "a tensor that autograd computed"
-    name = f"{type(obj).__module__}.{type(obj).__qualname__}".removeprefix("builtins.").removeprefix("__main__.")
-    return f"{'an' if name.lstrip('_')[0] in 'aeiou' else 'a'} {name}"
+    with suppress(Exception):  # as in parts()
+        if torch is not None and isinstance(obj, torch.Tensor) and not obj.is_leaf:
+            return "a tensor that autograd computed"
+    name = _name(type(obj)).removeprefix("builtins.").removeprefix("__main__.")
+    return f"{'an' if name.lstrip('_').startswith(tuple('aeiou')) else 'a'} {name}"
+
+
+# type's own: a metaclass may raise whatever it is asked.
+_bases, _module, _qualname = (vars(type)[name].__get__ for name in ("__mro__", "__module__", "__qualname__"))
+
+
+def _name(kind: type) -> str:
+    return f"{_module(kind)}.{_qualname(kind)}"
 
 
 def _remedy(kind: type) -> str | None:
-    for base in kind.__mro__:
-        name = f"{base.__module__}.{base.__qualname__}"
+    for base in _bases(kind):
+        name = _name(base)
         while name:
             if name in _REMEDIES:
                 return _REMEDIES[name]
@@ -167,4 +182,9 @@ def _key(key: object) -> str:
 
 
 def one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    """Its type and its text; a user's ``__str__`` may raise in its turn."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:
+        text = f"<its __str__ raised {type(broken).__name__}>"
+    return f"{type(error).__name__}: {text}"[:300]

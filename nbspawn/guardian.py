@@ -2,11 +2,12 @@
 
 A rank takes its group along, but not a child that left it (``start_new_session=True``, ``setsid``; torch.compile's
 workers do that). Such a child is known by the run's mark in its environment, or, if it is a fork that runs no new
-program, by the rank's lifeline, which it holds open. Jenkins finds the leftovers of a build in the same way.
+program, by the rank's lifeline, which it holds open. Jenkins finds the leftovers of a build in the same way. A rank
+that has closed every descriptor, and so its lifeline, is known by its pid, and ended with its group.
 
-It runs by itself (``python -I -S guardian.py``) and reads from fd 0, a line for each event: ``+RUN`` a run begins,
-``-RUN`` its ranks have ended, where RUN is the run's directory. The end of the file is the end of the kernel, whatever
-ended it. Linux only: it reads /proc.
+It runs by itself (``python -I -S guardian.py``) and reads from fd 0, each event ended by a NUL: ``+RUN`` a run begins,
+``@PID SINCE RUN`` a rank of it has started, ``-RUN`` its ranks have ended, where RUN is the run's directory and SINCE
+what ``started_at`` says. The end of the file is the end of the kernel, whatever ended it. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 MARK = "NBSPAWN_RUN"
 """The environment variable of the run's processes: its directory, behind those of the runs that it runs in."""
@@ -29,36 +31,41 @@ def main() -> None:
     """Until the kernel's end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
         signal.signal(number, signal.SIG_IGN)
-    runs: set[bytes] = set()
+    runs: dict[bytes, list[tuple[int, str]]] = {}
     rest = b""
     while told := os.read(0, 65536):
-        *lines, rest = (rest + told).split(b"\n")
-        for line in lines:
-            sign, run = line[:1], line[1:]
+        *events, rest = (rest + told).split(b"\0")
+        for event in events:
+            sign, run = event[:1], event[1:]
             if sign == b"+":
-                runs.add(run)
+                runs[run] = []
+            elif sign == b"@":
+                pid, since, run = run.split(b" ", 2)
+                runs.setdefault(run, []).append((int(pid), since.decode()))
             else:
-                runs.discard(run)
-                _end({run})
-    _end(runs)
+                _end({run}, runs.pop(run, []))
+    _end(set(runs), [rank for ranks in runs.values() for rank in ranks])
 
 
-def _end(runs: set[bytes]) -> None:
+def _end(runs: set[bytes], ranks: list[tuple[int, str]]) -> None:
     """Kill every process of these runs, until none is found: one that is about to die may start another."""
     end = time.monotonic() + _PATIENCE
-    while runs and (found := _members(runs)) and time.monotonic() < end:
-        for pid in found:
+    while runs and (found := _members(runs, ranks)) and time.monotonic() < end:
+        for pid, kill in found:
             try:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         time.sleep(_TICK)
 
 
-def _members(runs: set[bytes]) -> list[int]:
+def _members(runs: set[bytes], ranks: list[tuple[int, str]]) -> list[tuple[int, Callable[[int, int], None]]]:
+    """Their pids, each with what kills it."""
     spared = {os.getpid(), os.getppid()}  # the kernel may be a rank of another run, and holds its lifelines open
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if pid not in spared and (_marked(pid, runs) or _holds_lifeline(pid, runs))]
+    found = [pid for pid in pids if pid not in spared and (_marked(pid, runs) or _holds_lifeline(pid, runs))]
+    living = [pid for pid, since in ranks if since and started_at(pid) == since]
+    return [(pid, os.kill) for pid in found] + [(pid, os.killpg) for pid in living]
 
 
 def _marked(pid: int, runs: set[bytes]) -> bool:
@@ -86,6 +93,37 @@ def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
         if target.removesuffix(b" (deleted)") in {b"%b/%b" % (run, LIFELINE.encode()) for run in runs}:
             return True
     return False
+
+
+def started_at(pid: int) -> str:
+    """When the process began, in the system's own count: with the pid, the name of one process for ever. '' if it has
+    ended, buried or not."""
+    fields = _stat(pid)
+    if not fields:
+        return "" if os.path.exists("/proc/self/stat") or not _answers(pid) else "alive"
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def stopped(pid: int) -> bool:
+    """Does a signal (SIGSTOP) keep the process from running?"""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat behind the name of the program, from the state on; none where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (rank/channel.py, engine/channel.py).
 Every frame is one pickled object of this file and nothing else; the large buffers of a ``Returned`` are in a file that
-comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch
-(rank/launch.py). The order that is promised:
+comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch (rank/launch.py). Each frame of a rank
+bears the number of the command that the rank runs: what belongs to an earlier one is not taken for this one's. The
+kernel loads nothing but the classes of this file and ``payload.Value``, so that no foreign code runs where it waits for
+ranks. The order that is promised:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed`` and ``Imported``, then
@@ -19,13 +21,15 @@ comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
 import os
 import pickle
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nbspawn import buffers
@@ -222,11 +226,12 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Exited:
-    """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number)."""
+    """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number), None if
+    nobody could tell (engine/exits.py)."""
 
     rank: int
     time: float
-    code: int
+    code: int | None
 
 
 # ---------------------------------------------------------------- commands: kernel -> rank
@@ -241,11 +246,13 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What both ways to run something have. ``job`` goes with it: the sizes of the packed object, None if it is
-    inherited; for ranks that run already a ``Parcel``. ``interrupts`` is the number that had been announced to the rank
-    when this was sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` lets the
-    person look at the frame that raised, ``show_locals`` tells its variables."""
+    """What both ways to run something have. ``turn`` counts the commands of these ranks from 1. ``job`` goes with it:
+    the sizes of the packed object, None if it is inherited; for ranks that run already a ``Parcel``. ``interrupts`` is
+    the number that had been announced to the rank when this was sent: later ones are meant for this command. ``debug``
+    stops at the first line, ``pdb`` lets the person look at the frame that raised, ``show_locals`` tells its
+    variables."""
 
+    turn: int = 1
     job: Any = None
     interrupts: int = 0
     debug: bool = False
@@ -334,14 +341,14 @@ Command = RunFunction | RunCell | InputReply | Regroup | Close
 
 # ---------------------------------------------------------------- the wire
 
-_HEAD = struct.Struct("!QL")
+_HEAD = struct.Struct("!QLL")
 _SIZE = struct.Struct("!Q")
 _ATTACHED = 256 * 1024  # bytes from which a buffer does not go through the socket
 
 
-def encode(message: Event | Command, attached: list[int] | None = None) -> bytes:
-    """One frame: two numbers (network order; the length of what follows them, and how many buffers lie elsewhere), the
-    sizes of these, and the pickled message.
+def encode(message: Event | Command, attached: list[int] | None = None, turn: int = 0) -> bytes:
+    """One frame: three numbers (network order; the length of what follows them, how many buffers lie elsewhere, and the
+    command that it belongs to), the sizes of these buffers, and the pickled message.
 
     A caller that can send descriptors gives ``attached``. Large buffers are then in a file (buffers.py) that is
     appended to it, and that has to go with the frame.
@@ -359,39 +366,71 @@ def encode(message: Event | Command, attached: list[int] | None = None) -> bytes
     if attached is not None and large:
         attached.append(buffers.write(large))
     sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in large)
-    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large)), sizes, body))
+    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large), turn), sizes, body))
+
+
+class _OfRanks(pickle.Unpickler):
+    """Loads what ranks send, which is of this package alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Raises UnpicklingError for any other."""
+        if module not in _MODULES_OF_RANKS:
+            raise pickle.UnpicklingError(f"a message of a rank holds a {module}.{name}")
+        return super().find_class(module, name)
+
+
+_MODULES_OF_RANKS = (__name__, "nbspawn.payload")
+
+
+def load_of_rank(body: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
+    """The message of a rank. Raises UnpicklingError if it holds anything foreign."""
+    return _OfRanks(io.BytesIO(body), buffers=buffers).load()
 
 
 class Decoder:
-    """Turns the bytes of a stream socket back into messages, however they were cut. Descriptors that came with them
-    are put into ``attached`` before the bytes are fed."""
+    """Turns the bytes of a stream socket back into messages, however they were cut, by ``load``. Descriptors that came
+    with them are put into ``attached`` before the bytes are fed: None for one that this process could not take."""
 
-    def __init__(self) -> None:
-        self.attached: deque[int] = deque()
+    def __init__(self, load: Callable[..., Any] = pickle.loads) -> None:
+        self.attached: deque[int | None] = deque()
+        self._load = load
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that ``data`` completes."""
+    def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
+        """Yield the messages that ``data`` completes, each with the number of its command. The value of a ``Returned``
+        whose file cannot be mapped is lost, and says why."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
-            length, count = _HEAD.unpack_from(self._buffer)
+            length, count, turn = _HEAD.unpack_from(self._buffer)
             end = _HEAD.size + length
             if len(self._buffer) < end:
                 return
             body = bytes(memoryview(self._buffer)[_HEAD.size : end])
             del self._buffer[:end]
-            yield self._load(body, count) if count else pickle.loads(body)
+            yield turn, self._with_buffers(body, count) if count else self._load(body)
 
     def close(self) -> None:
         """Nothing more will be fed."""
         while self.attached:
-            os.close(self.attached.popleft())
+            fd = self.attached.popleft()
+            if fd is not None:
+                os.close(fd)
 
-    def _load(self, body: bytes, count: int) -> Any:
+    def _with_buffers(self, body: bytes, count: int) -> Any:
         sizes = [size for (size,) in _SIZE.iter_unpack(body[: count * _SIZE.size])]
-        fd = self.attached.popleft()
+        rest = memoryview(body)[count * _SIZE.size :]
         try:
-            large = buffers.read([fd], sizes)
+            return self._load(rest, buffers=self._mapped(sizes))
+        except OSError as refusal:
+            message = self._load(rest, buffers=[b""] * count)
+            told = f"its {sum(sizes) / 1e6:,.0f} MB did not come to the kernel: {refusal.strerror}"
+            return replace(message, value=message.value.lost(told))
+
+    def _mapped(self, sizes: Sequence[int]) -> list[memoryview]:
+        fd = self.attached.popleft()
+        if fd is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            return buffers.read([fd], sizes)
         finally:
             os.close(fd)
-        return pickle.loads(memoryview(body)[count * _SIZE.size :], buffers=large)

@@ -13,6 +13,7 @@ import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from typing import Any
 
 from nbspawn import buffers
@@ -24,6 +25,9 @@ __all__ = ["Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "t
 
 REPR_LIMIT = 2000  # characters
 _NONE = pickle.dumps(None)
+
+DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 16
+"""multiprocessing sends its fork server so many for one process, beside some of its own and those of a Packed."""
 
 
 # ---------------------------------------------------------------- to the ranks
@@ -62,8 +66,11 @@ class Packed:
         self.close()
 
 
-def pack(obj: object, namespace: dict[str, Any] | None = None, name: str = "object") -> Packed:
-    """Pack ``obj``; ``namespace`` is the notebook's, which its functions have as globals.
+def pack(
+    obj: object, namespace: dict[str, Any] | None = None, name: str = "object", most: int | None = DESCRIPTORS
+) -> Packed:
+    """Pack ``obj``; ``namespace`` is the notebook's, which its functions have as globals. At ``most`` so many
+    descriptors may go beside it (None: any number).
 
     Raises ``Unpackable``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there can be no
     file.
@@ -72,11 +79,16 @@ def pack(obj: object, namespace: dict[str, Any] | None = None, name: str = "obje
         pickler, head = _pickled(obj, namespace)
     except Exception as error:
         raise culprit(name, obj, error, namespace) from error
+    if most is not None and pickler.descriptors > most:
+        raise _too_many(pickler.descriptors, most, name)
     return Packed(pickler, head)
 
 
 def pack_variables(
-    variables: Mapping[str, object], optional: Collection[str] = frozenset(), namespace: dict[str, Any] | None = None
+    variables: Mapping[str, object],
+    optional: Collection[str] = frozenset(),
+    namespace: dict[str, Any] | None = None,
+    most: int | None = DESCRIPTORS,
 ) -> Packed:
     """Pack the variables of a cell as one dict. Those named in ``optional`` stay behind where they cannot travel.
 
@@ -88,13 +100,16 @@ def pack_variables(
     except Exception:
         errors = {name: error for name, value in variables.items() if (error := trial(value, namespace))}
     else:
+        if most is not None and pickler.descriptors > most:
+            shared = [name for name, value in variables.items() if _pickled(value, namespace)[0].descriptors]
+            raise _too_many(pickler.descriptors, most, " and ".join(shared))
         return Packed(pickler, head)
     culprits = [culprit(name, variables[name], errors[name], namespace) for name in errors if name not in optional]
     if culprits:
         culprits[0].others = tuple(culprits[1:])
         raise culprits[0] from errors[culprits[0].variable]
     rest = {name: value for name, value in variables.items() if name not in errors}
-    return pack(rest, namespace, "what the cell uses")
+    return pack(rest, namespace, "what the cell uses", most)
 
 
 def load(
@@ -110,6 +125,17 @@ def load(
         return loads(stream, large, beside, namespace)
 
 
+def _too_many(descriptors: int, most: int, name: str) -> Unpackable:
+    reason = (
+        f"{descriptors} descriptors of shared tensors, queues and the like go along, and the fork server takes {most}"
+    )
+    remedy = (
+        "Put them into fewer, larger tensors, call torch.multiprocessing.set_sharing_strategy('file_system'), or run "
+        "with -m fork or -m spawn."
+    )
+    return Unpackable(name, name, reason, remedy)
+
+
 def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, memoryview]:
     pickler = Pickler(namespace)
     stream = io.BytesIO()
@@ -123,7 +149,8 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
 
 @dataclass
 class Value:
-    """A rank's result on its way to the kernel: the object by value, or its repr and the reason why it had to stay.
+    """A rank's result on its way to the kernel: the object by value, or the reason why it had to stay; and its repr,
+    made in the rank, where Stop reaches one that does not end.
 
     In the rank the buffers are the object's own memory, until the value has been pickled into a message.
     """
@@ -138,14 +165,18 @@ class Value:
     def of(cls, obj: object) -> Value:
         """Pack ``obj`` in the rank. Never raises: what cannot travel is kept as text."""
         if obj is None:
-            return cls(_NONE)
+            return cls(_NONE, repr="None")
         pickler = Pickler(None, returning=True)
         stream = io.BytesIO()
         try:
             pickler.dump(obj, stream)
         except Exception as error:
             return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
-        return cls(stream.getvalue(), pickler.buffers)
+        return cls(stream.getvalue(), pickler.buffers, _shown(obj))
+
+    def lost(self, reason: str) -> Value:
+        """The same without the object, which did not arrive."""
+        return Value(repr=self.repr, reason=reason)
 
     def get(self) -> Any:
         """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""
@@ -160,11 +191,8 @@ class Value:
         return self._loaded[0]
 
     def text(self) -> str:
-        """A repr of at most ``REPR_LIMIT`` characters. Never raises."""
-        try:
-            return _shown(self.get())
-        except Unpackable as error:
-            return self.repr or str(error)
+        """Its repr, of at most ``REPR_LIMIT`` characters."""
+        return self.repr
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[Value], tuple[object, ...]]:
         if self._loaded:  # its memory is the object's now
@@ -175,7 +203,7 @@ class Value:
 
 def _shown(obj: object) -> str:
     try:
-        text = repr(obj)
+        text = str.__str__(repr(obj))  # not a subclass, which the kernel would have to load
     except Exception as error:
         text = f"<{type(obj).__name__}, whose repr raises {one_line(error)}>"
     return text if len(text) <= REPR_LIMIT else text[: REPR_LIMIT - 3] + "..."

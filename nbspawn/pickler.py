@@ -49,7 +49,7 @@ class Pickler:
     """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
 
     After ``dump``, ``buffers`` and ``beside`` belong to the stream. The buffers are views of the object's memory, which
-    they keep.
+    they keep. ``descriptors`` is how many go with what lies beside.
     """
 
     def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
@@ -59,6 +59,12 @@ class Pickler:
         self._returning = returning
         self._reducers: dict[type, Callable[[Any], Any] | None] = {}
         self._storages: dict[int, Any] = {}
+        self._shared_storages = 0
+        self._fds: set[int] = set()
+
+    @property
+    def descriptors(self) -> int:
+        return self._shared_storages + len(self._fds)
 
     def dump(self, obj: object, sink: Sink) -> None:
         """Raises whatever a part of ``obj`` raises when it is pickled."""
@@ -149,6 +155,7 @@ class Pickler:
             return NotImplemented
         # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
         torch = sys.modules["torch"]
+        self._shared_storages += torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
         return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def _process_bound(self, obj: Any) -> Any:
@@ -157,7 +164,7 @@ class Pickler:
                 return NotImplemented
         if self._returning:
             raise TypeError(f"a {type(obj).__name__} can only be handed to a process that is being started")
-        _rehearse(obj)
+        self._fds |= _rehearse(obj)
         return _from_beside, self._put_beside(obj)
 
     def _put_beside(self, obj: object) -> tuple[int]:
@@ -215,17 +222,20 @@ def _needs_process_start(kind: type) -> bool:
     return kind in reduction.ForkingPickler._extra_reducers and module not in _ORDINARY_MODULES  # type: ignore[attr-defined]
 
 
-def _rehearse(obj: object) -> None:
-    """Pickle ``obj`` as the start of a process would: now, while an error can still be put down to a variable.
+def _rehearse(obj: object) -> set[int]:
+    """Pickle ``obj`` as the start of a process would: now, while an error can still be put down to a variable. Returns
+    the descriptors that the process would get.
 
     A queue that was made for fork, for one, is refused only there.
     """
     before = context.get_spawning_popen()
-    context.set_spawning_popen(_StandIn())  # type: ignore[arg-type]
+    process = _StandIn()
+    context.set_spawning_popen(process)  # type: ignore[arg-type]
     try:
         reduction.ForkingPickler.dumps(obj)
     finally:
         context.set_spawning_popen(before)
+    return process.fds
 
 
 class _StandIn:
@@ -233,7 +243,11 @@ class _StandIn:
 
     DupFd = int
 
+    def __init__(self) -> None:
+        self.fds: set[int] = set()
+
     def duplicate_for_child(self, fd: int) -> int:
+        self.fds.add(fd)
         return fd
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,13 +17,15 @@ from nbspawn.engine import inherited, made_for_one, xla
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import FunctionJob, Job, Options, fill, pack, settle, start
-from nbspawn.errors import StartError, UsageError
+from nbspawn.errors import StartError, UsageError, root_cause_first
 from nbspawn.messages import Parcel, RunCell, RunFunction
 from nbspawn.rank import namespace
 from nbspawn.render.stacks import Stack
 from nbspawn.results import Results
 from nbspawn.status import Run
 from nbspawn.watch import Terms, Watch
+
+_log = logging.getLogger(__name__)
 
 MAX_RANKS = 512
 
@@ -59,6 +62,7 @@ class Pool:
         self._how = ("", "")
         self._notes: tuple[str, ...] = ()
         self._used = False
+        self._commands = 0
         self._packed = 0.0
         self._cut = False
         self.regrouped = False
@@ -165,6 +169,10 @@ class Pool:
             self._timer.cancel()
 
     def _give_back(self) -> None:
+        if self._context is not None and not self._context.settled:
+            # Whatever has failed: ranks that may still work are not given another command.
+            _log.error("the ranks are ended: %s has been given up while they work on it", self._work)
+            self._end(0.0, f"{self._work} was given up while they worked on it")
         if self._idle_timeout is not None and self._context is not None:
             self._timer = threading.Timer(self._idle_timeout, self._end_idle, [self._idle_timeout])
             self._timer.daemon = True
@@ -185,7 +193,9 @@ class Pool:
         if self._context is None and len(asked) < self.nprocs:
             self._begin(FunctionJob(namespace.nothing), Terms(view=views.StreamView()), None, interrupted)[1]()
         started = time.monotonic()
-        done = self._start(job, lambda: interrupted.count) if self._context is None else self._command(job, asked)
+        self._commands += 1
+        _log.info("command %d, %s: begins", self._commands, job.title)
+        done = self._start(job, interrupted) if self._context is None else self._command(job, asked, interrupted)
         context = self._living()
         logs = str(context.files.logs)
         how, notes = (("kept ranks", ""), ()) if self._used else (self._how, self._notes)
@@ -212,24 +222,25 @@ class Pool:
 
         return watch, finish
 
-    def _start(self, job: Job, give_up: Callable[[], object]) -> Callable[[], None]:
+    def _start(self, job: Job, interrupted: InterruptFlag) -> Callable[[], None]:
         options = self.options
-        choice, packed = settle(job, options, give_up)
+        choice, packed = settle(job, options, interrupted)
         if options.accelerator == "xla" and (
             note := xla.note(self.nprocs, {**os.environ, **options.env}, options.backend)
         ):
             self._notes = (note,)
         self._how = (choice.title, choice.why)
         self.since = self._packed = time.monotonic()
+        _log.info("%d ranks start: %s, %s", self.nprocs, choice.title, choice.why)
         self._context = start(job, self.nprocs, choice, packed, options)
         if options.keep:
             self._context.serve()
         self._sent = [set(job.sources) for _ in range(self.nprocs)]
         return _no_more
 
-    def _command(self, job: Job, asked: Sequence[int]) -> Callable[[], None]:
+    def _command(self, job: Job, asked: Sequence[int], interrupted: InterruptFlag) -> Callable[[], None]:
         """Returns what has to be called when the ranks have run it."""
-        packed, command = pack(job) if job.variables else (None, job.command)
+        packed, command = pack(job, interrupted) if job.variables else (None, job.command)
         if packed is None:
             parcel, done = _UNCHANGED, _no_more
         else:
@@ -243,7 +254,7 @@ class Pool:
             except BaseException:
                 packed.close()
                 raise
-        command = replace(command, job=parcel)
+        command = replace(command, job=parcel, turn=self._commands)
         self._packed = time.monotonic()
         self._living().command({rank: self._news(rank, command) for rank in asked})
         return done
@@ -305,9 +316,10 @@ class Pool:
         if context is None:
             return
         # Before the ranks are gone: who finds none has to be told why.
-        ended = context.failures[:1] if len(context.sentinels) < self.nprocs else ()
+        ended = root_cause_first(context.failures)[:1] if len(context.sentinels) < self.nprocs else ()
         self.ended = "".join(f"rank {failure.rank}: {failure.told}" for failure in ended) or why
         self._context = None
+        _log.info("the ranks are ended: %s", self.ended)
         if self._timer is not None:
             self._timer.cancel()
         with InterruptFlag():

@@ -49,6 +49,8 @@ class Members:
         session = self._session
         job: Job
         if isinstance(what, str):
+            if args:
+                raise UsageError("source code takes no arguments: push() them to the ranks first")
             job = session.source_job(what)
         elif not callable(what):
             raise UsageError(f"run takes a function or source code, not {what!r:.60}")
@@ -106,6 +108,8 @@ class Session(Pool, Members):
         ranks, backend, accelerator = resolve(nprocs, backend, env or {}, devices)
         if seed is not None and not (isinstance(seed, int) and 0 <= seed <= LARGEST):
             raise UsageError(f"a seed is a number from 0 to {LARGEST}, not {seed!r:.60}")
+        if idle_timeout is not None and not keep:
+            raise UsageError("idle_timeout is for ranks that stay, and with keep=False none do: leave one of them out")
         options = Options(
             start_method,
             backend,

@@ -331,10 +331,12 @@ def _exited(rank: RankStatus, event: Exited) -> RankStatus:
     return replace(rank, state=state, since=event.time, detail=detail)
 
 
-def _outcome(rank: RankStatus, code: int) -> tuple[State, str]:
+def _outcome(rank: RankStatus, code: int | None) -> tuple[State, str]:
     """How a rank ended that said nothing about it."""
     if not rank.stop:
         return "failed", "exit code 0 before it had finished" if code == 0 else _code(code)
+    if code is None:
+        return "killed", f"ended after {rank.stop} by nbspawn ({rank.stop_why})"
     if code in (-signal.SIGTERM, -signal.SIGKILL):
         return "killed", f"{_code(code)} by nbspawn ({rank.stop_why})"
     # torch's wrapper swallows KeyboardInterrupt and leaves with 0; a plain interpreter dies of SIGINT itself.
@@ -343,7 +345,9 @@ def _outcome(rank: RankStatus, code: int) -> tuple[State, str]:
     return "killed", f"{_code(code)} after {rank.stop} by nbspawn ({rank.stop_why})"
 
 
-def _code(code: int) -> str:
+def _code(code: int | None) -> str:
+    if code is None:
+        return "ended, exit code unknown"
     if code >= 0:
         return f"exit code {code}"
     try:

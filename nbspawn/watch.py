@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +21,8 @@ from nbspawn.stall import stall
 from nbspawn.status import Run, answered, reduce
 from nbspawn.turns import Turns, not_yet
 from nbspawn.views import View
+
+_log = logging.getLogger(__name__)
 
 GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
 
@@ -94,13 +98,33 @@ class Watch:
     def results(self, run: Run, afterwards: Callable[[Run], Run] = lambda run: run) -> Results:
         """See the run to its end, then to what has to be done ``afterwards``; the results, or the one error."""
         try:
-            run = afterwards(self.until_over(run))
+            try:
+                run = self.until_over(run)
+            except BaseException:
+                # Not one that a rank raised: the view's, or a fault of ours. Nobody would watch them any more.
+                _log.exception("the ranks are stopped: what watched them has failed")
+                run = self._stop_unwatched(run)
+                raise
+            finally:
+                run = afterwards(run)
+                run = replace(run, notes=(*run.notes, *self._context.losses()))
             if self._terms.profile:
                 told = " · ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items())
                 run = replace(run, notes=(*run.notes, f"Time: {told}"))
         finally:
             self.cut = self._view.close(run)
         return self.conclude(run)
+
+    def _stop_unwatched(self, run: Run) -> Run:
+        """As Stop does, without a word to the view."""
+        grace, presses = self._terms.grace_period, self._interrupted.count
+        self._context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+        while not self._context.settled:
+            for event in self._context.poll(_TICK):
+                run = reduce(run, event, time.monotonic())
+            if self._interrupted.count > presses:
+                self._context.stop_at(kill=0.0)
+        return run
 
     def until_over(self, run: Run) -> Run:
         patience = views.HOLD
@@ -250,7 +274,7 @@ class Watch:
 
     def _concluded(self, run: Run) -> Results:
         context = self._context
-        logs = f"Full logs: {run.log_dir}"
+        logs = f"Full logs: {run.log_dir}" if os.path.isdir(run.log_dir) else f"The logs in {run.log_dir} were deleted."
         if self._stopped_by_person:
             raise interrupted([*context.stacks(), *self._stood])
         if self._timed_out:

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -479,3 +480,33 @@ def stand_here_then_there(rank: int, folder: str) -> None:
 
 def of_main(rank: int, name: str) -> Any:
     return vars(sys.modules["__main__"])[name]
+
+
+# ---------------------------------------------------------------- losses (test_survival.py)
+
+
+def add(rank: int, one: int, other: int) -> int:
+    return one + other
+
+
+def wait_for_file(rank: int, path: str, value: object) -> object:
+    """The value; without one, many bytes."""
+    while not os.path.exists(path):
+        pause(0.01)
+    return bytes(4_000_000) if value is None else value
+
+
+def print_beyond_the_limit(rank: int, how: str) -> None:
+    """As on a disk that is full; the line has no end, so that nothing is written before the rank does."""
+    if rank == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        if how == "python":
+            print("x" * 5000, end="")
+        else:
+            ctypes.CDLL(None).printf(b"x" * 5000)
+
+
+def leave_child(rank: int, folder: str) -> None:
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(folder, f"child-{rank}").write_text(str(child.pid))

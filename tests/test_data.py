@@ -171,10 +171,10 @@ def test_the_wire() -> None:
     decoder.attached.extend(attached)
     whole = b"".join(frames[:2])
     events = [event for byte in whole for event in decoder.feed(bytes([byte]))]
-    assert [int(event.value.get().sum()) for event in events] == [0, MB]
+    assert [int(event.value.get().sum()) for _, event in events] == [0, MB]
     assert open_files() == 1
     decoder.close()
-    (small,) = Decoder().feed(encode(Returned(0, 1.0, values[2], 0)))
+    ((_, small),) = Decoder().feed(encode(Returned(0, 1.0, values[2], 0)))
     assert small.value.get()[-1] == 2, "no descriptor can go along: all in the frame"
 
 

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from kernels import Kernel
+from kernels import Kernel, ok, wait_until
 from people import Person
+
+from nbspawn.rank.listener import _Door
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's connection")
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """What this process connects meanwhile is the other user's."""
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 class Debugger:
     """The least that a client of the protocol has to say."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 30)
+        self._socket = socket.socket()
+        self._socket.settimeout(30)
+        self._socket.connect(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
         self._sent = 0
         self._heard: list[dict[str, Any]] = []
@@ -136,3 +156,70 @@ def test_nothing_listens_unless_asked_for(kernel: Kernel) -> None:
     reply = kernel.execute("%%spawn 2 -o out\nimport psutil\n[c.status for c in psutil.Process().net_connections()]")
     assert reply.status == "ok"
     assert kernel.value("['LISTEN' in each for each in out]") == [False, False]
+
+
+@as_root
+def test_other_users_are_turned_away(kernel: Kernel) -> None:
+    person = Person(kernel, CELL.format(method="forkserver"))
+    port = ports(person)[1]
+    with another_user():
+        stranger = Debugger(port)
+    assert stranger._socket.recv(1) == b"", "closed, and no answer"
+    stranger.close()
+    debugger = Debugger(port)
+    debugger.attach()
+    thread = debugger.event("stopped")["threadId"]
+    debugger.ask("continue", threadId=thread)
+    reply = ok(person.cell.wait())
+    debugger.close()
+    assert "a connection to this rank's debugger was closed: it does not come from" in reply.text()
+
+
+def user_in_proc(port: int) -> int:
+    """Whose the socket with this port of its own is, as Linux says."""
+    lines = [line for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return next(int(line.split()[7]) for line in lines if line.split()[1].endswith(f":{port:04X}"))
+
+
+@as_root
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")])
+def test_a_connection_is_its_user_s(family: int, host: str) -> None:
+    """Also when its user has closed it: it still delivers what was sent, and Linux says then that it is root's."""
+
+    def connected() -> socket.socket:
+        connection = socket.socket(family)
+        connection.connect((host, port))
+        connection.sendall(b"run this")
+        return connection
+
+    with _Door() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        door.settimeout(30)
+        port = door.getsockname()[1]
+        with another_user():
+            stranger, gone = connected(), connected()
+        left = gone.getsockname()[1]
+        gone.close()
+        wait_until(lambda: user_in_proc(left) == 0, "the system has forgotten whose the closed connection was")
+        with stranger, connected() as own:
+            connection, address = door.accept()
+            connection.close()
+            assert address[1] == own.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "lacking, says",
+    [
+        ("from nbspawn.rank import connections\ndel connections.other_ends\n"
+         "def other_ends(): raise FileNotFoundError('/proc/net/tcp')\nconnections.other_ends = other_ends",
+         "--debugpy needs Linux and its /proc/net/tcp"),
+        ("import debugpy.server, pydevd\npydevd.PyDB._WaitForConnectionThread.run = lambda self: None",
+         "listens in a way that cannot be closed to other users"),
+    ],
+)  # fmt: skip
+def test_no_port_where_users_cannot_be_told_apart(own_kernel: Kernel, lacking: str, says: str) -> None:
+    ok(own_kernel.execute(lacking))
+    reply = own_kernel.execute("%%spawn 2 --debugpy -m fork\nprint('runs')")
+    assert reply.ename == "RankRaisedError" and says in reply.traceback, reply
+    assert "runs" not in reply.text()

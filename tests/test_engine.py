@@ -35,7 +35,8 @@ light_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
 
 
 def spawn(fn: Any, *args: Any, nprocs: int = 2, method: str = "fork", **options: Any) -> Any:
-    options.setdefault("timeout", 30.0)
+    if options.get("join", True):
+        options.setdefault("timeout", 30.0)
     return nbspawn.spawn(fn, args, nprocs=nprocs, start_method=method, **options)
 
 

@@ -15,10 +15,10 @@ from leftovers import until
 import nbspawn
 from nbspawn.engine import native
 from nbspawn.engine.stacks import frames
-from nbspawn.messages import Event, Frame, Started
+from nbspawn.messages import Event, Frame, Position, Sampled, Started
 from nbspawn.render import stacks
 from nbspawn.render.stacks import Stack
-from nbspawn.status import Run
+from nbspawn.status import Run, reduce
 
 HERE = ranks.__file__
 
@@ -81,6 +81,19 @@ def test_a_rank_that_does_not_answer(started: Any) -> None:
     assert "Rank 1: not in the cell's code, or stopped by the system" not in stacks.text({0: found[0]}, run, 1.0, _text)
     told = stacks.text(found, run, 1.0, _text)
     assert told[-1] == "Rank 1: starting", "the state is what the run knows of it"
+
+
+def test_one_without_an_answer_was_seen_somewhere() -> None:
+    """On a full disk no rank can write its stack."""
+    here = Position((Frame("cell", 3, "<module>"),))
+    run = Run.new(1, "fork", "", "/logs", 0.0, cell="cell", source=("a", "b", "c()"))
+    for event in (Started(0, 1, 0.1), Sampled(0, 0.2, here, 0.2, ())):
+        run = reduce(run, event, 0.2)
+    assert stacks.text({0: Stack()}, run, 1.0, _text) == [
+        "Rank 0, without an answer, seen last:",
+        "  cell, line 3",
+        "      c()",
+    ]
 
 
 def test_many_ranks_answer(started: Any) -> None:

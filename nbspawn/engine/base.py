@@ -53,5 +53,8 @@ class Engine(Protocol):
     def results(self) -> Results:
         """The ranks' values, when all have returned."""
 
+    def losses(self) -> list[str]:
+        """What was lost of files and helpers that the ranks need, a plain sentence each; each is told once."""
+
     def close(self, keep_logs: bool = False) -> None:
         """End whatever is left, by force, and give back every file, socket and process."""

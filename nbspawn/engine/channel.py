@@ -1,4 +1,7 @@
-"""The kernel's ends of all channels: one listening unix socket a run, one non-blocking connection a rank."""
+"""The kernel's ends of all channels: one listening unix socket a run, one non-blocking connection a rank.
+
+A rank whose own code has closed every descriptor (``os.closerange``, as daemons do) connects again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nbspawn.engine import inherited
-from nbspawn.messages import Command, Decoder, Event, encode
+from nbspawn.messages import Command, Decoder, Event, encode, load_of_rank
 
 _CHUNK = 1 << 20
 _AT_ONCE = 4  # descriptors; a message has one at most, and the system ends a read at the bytes that the next came with
@@ -21,8 +24,8 @@ class Hub:
     frame costs nothing but its own messages."""
 
     def __init__(self, path: Path, nprocs: int, selector: selectors.BaseSelector) -> None:
-        self.heard: Callable[[Event], None] | None = None
-        """Called with every message."""
+        self.heard: Callable[[Event, int], None] | None = None
+        """Called with every message, and the number of the command that it belongs to."""
         self._selector = selector
         self._connections: dict[int, _Connection] = {}
         self._strangers: set[_Connection] = set()
@@ -32,7 +35,8 @@ class Hub:
         self._listener.bind(os.fspath(path))
         self._listener.listen(nprocs)
         inherited.keep_from_children(self._listener.fileno())
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listening = False
+        self._listen(True)
 
     def send(self, rank: int, command: Command) -> None:
         """Queue a command; it leaves as soon as the rank can take it."""
@@ -42,13 +46,14 @@ class Hub:
         """One to each of these ranks; often it is the same."""
         frames = {id(command): encode(command) for command in commands.values()}
         for rank, command in commands.items():
-            if rank in self._connections:
+            if rank in self._connections and self._connections[rank].open:
                 self._connections[rank].write(frames[id(command)])
             else:
                 self._waiting.setdefault(rank, []).append(frames[id(command)])
 
     def drain(self) -> None:
         """Hear all that has been said by now, also by ranks that still wait to be accepted."""
+        self._listen(True)
         self._accept()
         for connection in [*self._strangers, *self._connections.values()]:
             connection.read()
@@ -57,8 +62,15 @@ class Hub:
         """Close every socket; what a rank says later is lost."""
         for connection in [*self._strangers, *self._connections.values()]:
             connection.close()
-        self._selector.unregister(self._listener)
+        self._listen(False)
         inherited.close(self._listener.detach())
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and not self._listening:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        elif self._listening and not wanted:
+            self._selector.unregister(self._listener)
+        self._listening = wanted
 
     def _accept(self) -> None:
         while True:
@@ -66,9 +78,14 @@ class Hub:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            except OSError:
+                # This process has no descriptor left: the system says so whether or not somebody wants to connect.
+                # The next look tries again; the selector would tell of it without end.
+                self._listen(False)
+                return
             self._strangers.add(_Connection(accepted, self._selector, self._received))
 
-    def _received(self, connection: _Connection, event: Event) -> None:
+    def _received(self, connection: _Connection, event: Event, turn: int) -> None:
         if connection.rank is None:  # the first message tells whose connection this is
             connection.rank = event.rank
             self._strangers.discard(connection)
@@ -76,20 +93,23 @@ class Hub:
             for frame in self._waiting.pop(event.rank, []):
                 connection.write(frame)
         if self.heard is not None:
-            self.heard(event)
+            self.heard(event, turn)
 
 
 class _Connection:
     def __init__(
-        self, accepted: socket.socket, selector: selectors.BaseSelector, received: Callable[[_Connection, Event], None]
+        self,
+        accepted: socket.socket,
+        selector: selectors.BaseSelector,
+        received: Callable[[_Connection, Event, int], None],
     ):
         self.rank: int | None = None
         self._socket = accepted
         self._selector = selector
         self._received = received
-        self._decoder = Decoder()
+        self._decoder = Decoder(load_of_rank)
         self._unsent = bytearray()
-        self._open = True
+        self.open = True
         accepted.setblocking(False)
         inherited.keep_from_children(accepted.fileno())
         self._wanted = selectors.EVENT_READ
@@ -100,19 +120,21 @@ class _Connection:
         self.read()
 
     def read(self) -> None:
-        while self._open:
+        while self.open:
             try:
-                data, attached, *_ = socket.recv_fds(self._socket, _CHUNK, _AT_ONCE, _CLOSED_ON_EXEC)
+                data, attached, flags, _ = socket.recv_fds(self._socket, _CHUNK, _AT_ONCE, _CLOSED_ON_EXEC)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                data, attached = b"", []
+                data, attached, flags = b"", [], 0
             self._decoder.attached.extend(attached)
+            if flags & socket.MSG_CTRUNC and not attached:  # the system had no number for it
+                self._decoder.attached.append(None)
             if not data:
                 self.close()
                 return
-            for event in self._decoder.feed(data):
-                self._received(self, event)
+            for turn, event in self._decoder.feed(data):
+                self._received(self, event, turn)
 
     def write(self, frame: bytes) -> None:
         self._unsent += frame
@@ -120,7 +142,7 @@ class _Connection:
 
     def _flush(self) -> None:
         try:
-            while self._unsent and self._open:
+            while self._unsent and self.open:
                 sent = self._socket.send(self._unsent)
                 del self._unsent[:sent]
         except BlockingIOError:
@@ -128,13 +150,13 @@ class _Connection:
         except (BrokenPipeError, ConnectionResetError):
             self._unsent.clear()  # the rank has ended; its exit tells the rest
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        if self._open and wanted != self._wanted:
+        if self.open and wanted != self._wanted:
             self._wanted = wanted
             self._selector.modify(self._socket, wanted, self._ready)
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             self._decoder.close()
             self._selector.unregister(self._socket)
             inherited.close(self._socket.detach())

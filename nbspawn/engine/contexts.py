@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, util
 from typing import Any
 
 from nbspawn.engine import inherited
-from nbspawn.engine.forkserver import prepared, server, starting
+from nbspawn.engine.forkserver import prepared, server, starting, write_all
+from nbspawn.guardian import started_at
 
 FORKSERVER = "nbspawn-forkserver"
 SPAWN = "nbspawn-spawn"
+
+_TICK = 0.05  # seconds
 
 
 class _ServerPopen(popen_forkserver.Popen):
@@ -30,33 +34,57 @@ class _ServerPopen(popen_forkserver.Popen):
     def __init__(self, process_obj: Any) -> None:
         self._pid: int | None = None
         self._reading = threading.RLock()
+        self.server_lost = False
+        """Has the server ended before the process? Then nobody tells its exit code."""
         super().__init__(process_obj)
 
     @property
-    def pid(self) -> int:  # type: ignore[override]
-        """The server tells it first of all. Whoever starts several processes does not wait for one after the other.
+    def pid(self) -> int | None:  # type: ignore[override]
+        """The server tells it first of all. Whoever starts several processes does not wait for one after the other."""
+        while self._pid is None and not self.server_lost:
+            connection.wait([self.sentinel])
+            self._hear()
+        return self._pid
 
-        The lock matters: what comes next is the exit code, and a 0 that is taken for a pid means, to ``kill``, the
-        whole process group of the kernel.
-        """
-        with self._reading:
-            if self._pid is None:
-                self._pid = forkserver.read_signed(self.sentinel)
+    def known_pid(self) -> int | None:
+        """The same, but None if the server has not told it yet."""
+        if self._pid is None:
+            self._hear()
         return self._pid
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, which the server tells after the pid; None if there is none yet.
+        """The exit code, which the server tells after the pid; None if there is none yet."""
+        waits = flag != os.WNOHANG
+        while (
+            self.returncode is None and not self.server_lost and connection.wait([self.sentinel], None if waits else 0)
+        ):
+            self._hear()
+        while waits and self.returncode is None:
+            if self._pid is None or not started_at(self._pid):
+                self.returncode = 255  # multiprocessing's own, for one of which nobody knows
+            else:
+                time.sleep(_TICK)
+        return self.returncode
 
-        multiprocessing asks all processes whenever it starts one, while another thread may watch ranks in the
-        background: of two that read the exit code, one would take the end of the pipe for that of the server, and the
-        code for 255.
+    def _hear(self) -> None:
+        """Read what the server has told, if it has.
+
+        The lock matters: multiprocessing asks all processes whenever it starts one, while another thread may watch
+        ranks in the background. Of two that read, one would take the exit code for the pid; and a 0 that is taken for
+        a pid means, to ``kill``, the whole process group of the kernel.
         """
-        if flag != os.WNOHANG:
-            return super().poll(flag) if self.pid else None
         with self._reading:
-            if self._pid is None and not connection.wait([self.sentinel], 0):
-                return None
-            return super().poll(flag) if self.pid else None
+            if self.returncode is not None or self.server_lost or not connection.wait([self.sentinel], 0):
+                return
+            try:
+                told = forkserver.read_signed(self.sentinel)
+            except (OSError, EOFError):
+                self.server_lost = True
+                return
+            if self._pid is None:
+                self._pid = told
+            else:
+                self.returncode = told
 
     def _launch(self, process_obj: Any) -> None:
         fork_server: Any = server.get()
@@ -68,8 +96,7 @@ class _ServerPopen(popen_forkserver.Popen):
         # together with its last child ends without telling how that child did (exit code 255).
         ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
-        with open(writable, "wb") as pipe:
-            pipe.write(data)
+        write_all(writable, data)
 
 
 def _close_all(ends: list[int], sentinel: int) -> None:

@@ -7,6 +7,7 @@ initialised a TPU holds it, so that no rank can use it at all.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,9 @@ def resolve(
 
     Raises UsageError for what is not here, and for what cannot go together.
     """
+    _check_environment(env)
+    if backend is not None:
+        backend = str(backend).lower()  # as torch does
     env = {**os.environ, **env}
     accelerator = _accelerator(nprocs, backend)
     if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():
@@ -53,8 +57,11 @@ def resolve(
     ranks = cores() if nprocs == "cpu" else (found or cores()) if isinstance(nprocs, str) else nprocs
     if backend == "auto":
         backend = _BACKENDS.get(accelerator) or ("nccl" if nprocs != "cpu" and 1 <= ranks <= found else "gloo")
-    if backend == "nccl":
-        _check_nccl(ranks, found)
+    elif backend is not None and backend not in (xla.BACKEND, *tpu.BACKENDS):
+        for name in _named(backend):
+            if name == "nccl":
+                _check_nccl(ranks, found)
+            _check_backend(name)
     return Resolved(ranks, backend, accelerator)
 
 
@@ -66,6 +73,52 @@ def _accelerator(nprocs: int | str, backend: str | None) -> str:
     if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend:
         raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which takes the one that fits")
     return by_backend or by_number
+
+
+def _check_environment(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"{name!r:.60} cannot be the name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise UsageError(f"the environment variable {name} has to be text without NUL, not {value!r:.60}")
+    port = env.get("MASTER_PORT")
+    if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        raise UsageError(f"MASTER_PORT has to be a number from 1 to 65535, not {port!r:.60}")
+
+
+def _named(backend: str) -> list[str]:
+    """'gloo' and 'nccl' of 'cpu:gloo,cuda:nccl', one for each kind of device."""
+    if ":" not in backend:
+        return [backend]
+    pairs = [part.split(":") for part in backend.split(",")]
+    kinds = {pair[0] for pair in pairs if len(pair) == 2 and _is_device(pair[0])}
+    if len(kinds) < len(pairs):
+        raise UsageError(
+            f"{backend!r:.60} does not name one backend for each kind of device: write it as cpu:gloo,cuda:nccl"
+        )
+    return [name for _, name in pairs]
+
+
+def _is_device(kind: str) -> bool:
+    import torch
+
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_backend(name: str) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UsageError("this torch is built without torch.distributed: its ranks can have no process group")
+    known = [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]
+    there = [one for one in known if dist.is_backend_available(one)]
+    if name not in there:
+        wrong = f"this torch is built without {name}" if name in known else f"torch has no backend {name!r:.60}"
+        raise UsageError(f"{wrong}: use {', '.join(there)}, xla (torch_xla), tpu_dist (torch_tpu), or auto")
 
 
 def _gpus(visible: Sequence[int] | None) -> int:

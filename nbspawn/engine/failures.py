@@ -6,6 +6,7 @@ import os
 import pickle
 
 from nbspawn.engine import stacks
+from nbspawn.engine.exits import UNKNOWN
 from nbspawn.errors import Failure, exit_text
 from nbspawn.messages import Leaving, Raised
 from nbspawn.rank.launch import RunFiles
@@ -22,8 +23,11 @@ def told(event: Raised | Leaving, pid: int, files: RunFiles) -> Failure:
     return Failure(event.rank, pid, event.time, None, what, event.traceback, event.rendered, event.line, log_path=log)
 
 
-def silent(rank: int, pid: int, moment: float, code: int, error_file: str, files: RunFiles) -> Failure:
-    """The rank's process ended with ``code`` at ``moment`` without a word of why.
+def silent(
+    rank: int, pid: int, moment: float, code: int | None, error_file: str, files: RunFiles, unknown: str = ""
+) -> Failure:
+    """The rank's process ended with ``code`` (None: that is ``unknown``, for this reason) at ``moment`` without a word
+    of why.
 
     torch's error file speaks for a rank that failed before it had a channel; it lies in the run's private directory,
     so nobody else can have written the pickle in it.
@@ -33,6 +37,9 @@ def silent(rank: int, pid: int, moment: float, code: int, error_file: str, files
         with open(error_file, "rb") as file:
             text = pickle.load(file)
     except (OSError, EOFError):
-        crash = stacks.crash(files.crash(rank)) if code < 0 else ""
+        crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
+        if code is None:
+            what = f"process {rank} has ended without a word, and its exit code is unknown: {unknown}"
+            return Failure(rank, pid, moment, UNKNOWN, what, crash=crash, log_path=log)
         return Failure(rank, pid, moment, code, exit_text(rank, code), crash=crash, log_path=log)
     return Failure(rank, pid, moment, None, text.strip().rpartition("\n")[2], text, log_path=log)

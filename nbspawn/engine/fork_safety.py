@@ -259,8 +259,9 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
         answer = os.read(read, 4096) if answered else _stack_of(pid, read)
     finally:
         os.close(read)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # where somebody else waits for any child
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     if not answered:
         frames = written.frames(answer.decode("utf-8", "replace"))
         where = written.described(frames[-1]) if frames else "in a library's own code for forked processes"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import io
+import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -28,10 +30,13 @@ from multiprocessing import (
 from pathlib import Path
 from typing import Any
 
-from nbspawn.engine import inherited
+from nbspawn.engine import inherited, interrupt_flag
 from nbspawn.engine.directories import OwnedDirectory
 from nbspawn.engine.learned import TRAINING, Learned, changed_at
+from nbspawn.guardian import started_at, stopped
 from nbspawn.rank.plan import PATH, Plan, Report
+
+_log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _MEMORY = 1024  # MB above which a server imports no more; on a small machine a quarter of its memory
@@ -81,6 +86,8 @@ class PrivateServer:
 
     def out_of_date(self, environment: Mapping[str, str]) -> str:
         """Why the present server cannot serve ranks with this environment; '' if it can."""
+        if lost := _lost(self._current):
+            return lost
         if changed_at() != self._installed_at:
             return "packages have been installed"
         # An import that sets a variable has set it in the kernel, too, if that has imported the same.
@@ -106,6 +113,11 @@ class PrivateServer:
         begun = False
         self._needed += tuple(name for name in modules if name not in self._needed)
         while not self._serves(environment):
+            if self._current is not None and (lost := _lost(self._current)):
+                self._give_up_current(lost)
+            if self._starting and stopped(self._starting):
+                os.kill(self._starting, signal.SIGKILL)
+                begun = False
             if self._current is not None and not begun:
                 self._cancel()  # what is being imported is not for these ranks
             if self._warming is None or not self._warming.is_alive():
@@ -129,6 +141,18 @@ class PrivateServer:
         self._current, self._planned = None, frozenset()
         self._remove_directory()
 
+    def abandon(self) -> None:
+        """The present server does not do what it is asked: the next run gets another one."""
+        if self._current is not None:
+            self._give_up_current("it does not answer")
+
+    def _give_up_current(self, why: str) -> None:
+        _log.warning("the fork server is given up: %s", why)
+        old, self._current, self._planned = self._current, None, frozenset()
+        if started_at(old._forkserver_pid):
+            os.kill(old._forkserver_pid, signal.SIGKILL)
+        self._retire(old)
+
     def _cancel(self) -> None:
         """Start no successor now."""
         self._cancelled = True
@@ -139,7 +163,7 @@ class PrivateServer:
         self._cancelled = False
 
     def _serves(self, environment: Mapping[str, str] | None) -> bool:
-        if self._current is None or not self._planned.issuperset(self._needed):
+        if self._current is None or not self._planned.issuperset(self._needed) or _lost(self._current):
             return False
         return environment is None or not self.out_of_date(environment)
 
@@ -149,7 +173,8 @@ class PrivateServer:
         if self._current is not None and everything and not self._missing():
             return
         self._retired = [old for old in self._retired if not _has_ended(old)]
-        if self._directory is None:
+        if self._directory is None or not self._directory.exists():
+            self._remove_directory()
             self._directory = OwnedDirectory("server")
         self._warming = threading.Thread(
             target=self._bring_up, args=(everything, environment), name="nbspawn-warm-up", daemon=True
@@ -232,8 +257,7 @@ class PrivateServer:
         with self.not_while_forking:
             readable, writable = fresh.connect_to_new_process([])
         try:
-            with open(writable, "wb") as pipe:
-                pipe.write(data)
+            write_all(writable, data)
             for _ in ("pid", "exit code"):
                 forkserver.read_signed(readable)
         finally:
@@ -294,6 +318,35 @@ def memory_limit() -> int:
     with suppress(OSError, ValueError):  # no such file; "max"
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) // 4)
     return min(sizes)
+
+
+def _lost(server: Any) -> str:
+    """What has happened to this server that it cannot serve; '' if nothing is known of that."""
+    if not started_at(server._forkserver_pid):
+        return "it has been killed"
+    if stopped(server._forkserver_pid):
+        return "it has been stopped"
+    return "" if os.path.exists(server._forkserver_address) else "its directory has been deleted"
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write to a server's child, and close the pipe. Raises OSError if it does not read, KeyboardInterrupt if somebody
+    has pressed Stop meanwhile: a pipe takes 64 KiB at once, and the server may be stuck."""
+    end = time.monotonic() + _START_SECONDS
+    try:
+        os.set_blocking(fd, False)
+        rest = memoryview(data)
+        while rest.nbytes:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:
+                if interrupt_flag.pressed():
+                    raise KeyboardInterrupt from None
+                if time.monotonic() > end:
+                    raise TimeoutError("the fork server does not answer") from None
+                select.select([], [fd], [], 0.05)
+    finally:
+        os.close(fd)
 
 
 def _has_ended(old: Any) -> bool:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from nbspawn import guardian
 from nbspawn.engine import inherited
+from nbspawn.guardian import started_at, stopped
+
+_log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -19,8 +25,9 @@ class Guard:
 
     def _forget(self) -> None:
         self.pid: int | None = None
+        self._since = ""
         self._pipe = -1
-        self._runs: set[Path] = set()
+        self._runs: dict[Path, list[bytes]] = {}
 
     def begin(self, run: Path) -> None:
         """Ranks of the run in this directory are about to start."""
@@ -28,29 +35,48 @@ class Guard:
             return
         if self.pid is None:
             self._start()
-        self._runs.add(run)
-        self._tell(b"+", run)
+        elif started_at(self.pid) != self._since or stopped(self.pid):
+            self._start_again("it was killed, or stopped")
+        event = b"+%b\0" % os.fsencode(run)
+        self._tell(event)
+        self._runs[run] = [event]
+
+    def watch(self, run: Path, pid: int) -> None:
+        """A rank of the run has started."""
+        if run in self._runs:
+            event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
+            self._tell(event)
+            self._runs[run].append(event)
 
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
-        if run in self._runs:
-            self._runs.remove(run)
-            self._tell(b"-", run)
+        if self._runs.pop(run, None) is not None:
+            self._tell(b"-%b\0" % os.fsencode(run))
 
-    def _tell(self, sign: bytes, run: Path) -> None:
-        line = sign + os.fsencode(run) + b"\n"
+    def _tell(self, event: bytes) -> None:
+        """It reads at once, unless it is stuck, and then this must not be."""
         try:
-            os.write(self._pipe, line)
-        except BrokenPipeError:  # somebody killed it
-            assert self.pid is not None
+            os.write(self._pipe, event)
+        except OSError as lost:  # somebody has killed it, or stopped it; or closed the pipe
+            self._start_again(str(lost))
+            os.write(self._pipe, event)
+
+    def _start_again(self, why: str) -> None:
+        _log.warning("the guardian is started again: %s", why)
+        assert self.pid is not None
+        with suppress(OSError):  # whoever waits for any child of this process may have buried it
+            if started_at(self.pid) == self._since:
+                os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
+        with suppress(OSError):
             inherited.close(self._pipe)
-            self._start()
-            os.write(self._pipe, b"".join(b"+%b\n" % os.fsencode(living) for living in self._runs) + line)
+        self._start()
+        os.write(self._pipe, b"".join(event for run in self._runs.values() for event in run))
 
     def _start(self) -> None:
         readable, writable = os.pipe()
         self._pipe = inherited.keep_from_children(writable)
+        os.set_blocking(writable, False)
         # In a group of its own: interrupts, and ipykernel's signals at its shutdown, go to the kernel's. Not with the
         # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.
         self.pid = os.posix_spawn(
@@ -65,6 +91,7 @@ class Guard:
             setpgroup=0,
         )
         os.close(readable)
+        self._since = started_at(self.pid)
 
 
 guard = Guard()

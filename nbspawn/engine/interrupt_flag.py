@@ -13,6 +13,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from nbspawn.engine import inherited
+
+_entered: list[InterruptFlag] = []
+inherited.when_forked(_entered.clear)
+
+
+def pressed() -> bool:
+    """Has somebody pressed Stop, of those whose interrupts are counted now?"""
+    return any(flag.count for flag in _entered)
+
 
 class InterruptFlag:
     """Counts interrupts while it is entered; the handler that was there comes back afterwards. ``on_press`` is called
@@ -29,10 +39,12 @@ class InterruptFlag:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._noted)
             self._installed = True
+            _entered.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._installed:
+            _entered.remove(self)
             signal.signal(signal.SIGINT, self._previous)
             self._installed = False
 

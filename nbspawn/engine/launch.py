@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,11 +22,11 @@ from typing import Any
 import torch.multiprocessing
 
 from nbspawn import guardian, payload
-from nbspawn.engine import fork_safety, start_method, tpu, xla
+from nbspawn.engine import fork_safety, inherited, start_method, tpu, xla
 from nbspawn.engine.context import LocalContext
 from nbspawn.engine.directories import run_directories
-from nbspawn.engine.inherited import kernel_sockets
 from nbspawn.engine.interrupt_flag import InterruptFlag
+from nbspawn.engine.logs import empty_logs
 from nbspawn.engine.rendezvous import Rendezvous
 from nbspawn.engine.resources import Resources
 from nbspawn.engine.start_method import Choice
@@ -91,9 +92,9 @@ class FunctionJob:
         """What the ranks need."""
         return {"fn": self.fn, "args": self.args}
 
-    def pack(self) -> tuple[payload.Packed, RunFunction]:
-        """Everything by value that the function uses of ``__main__``."""
-        packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]))
+    def pack(self, descriptors: int | None) -> tuple[payload.Packed, RunFunction]:
+        """Everything by value that the function uses of ``__main__``, at most so many ``descriptors`` beside it."""
+        packed = payload.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]), most=descriptors)
         return packed, replace(self.command, job=packed.sizes)
 
     @property
@@ -143,10 +144,10 @@ class CellJob:
         """What the cell uses, and only that."""
         return {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
 
-    def pack(self) -> tuple[payload.Packed, RunCell]:
-        """The variables, and what they use in their turn."""
+    def pack(self, descriptors: int | None) -> tuple[payload.Packed, RunCell]:
+        """The variables, and what they use in their turn, with at most so many ``descriptors`` beside them."""
         optional = self.optional - self.required
-        packed = payload.pack_variables(self.variables, optional=optional, namespace=self.namespace)
+        packed = payload.pack_variables(self.variables, optional, self.namespace, descriptors)
         return packed, replace(self.command, job=packed.sizes)
 
     def inherited(self) -> tuple[Any, RunCell]:
@@ -157,24 +158,39 @@ class CellJob:
 
 Job = FunctionJob | CellJob
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a connection to the store
 _DESCRIPTORS_A_RUN = 32
 
 
-def settle(job: Job, options: Options, give_up: Callable[[], object] = bool) -> tuple[Choice, Any]:
+def settle(job: Job, options: Options, interrupted: InterruptFlag | None = None) -> tuple[Choice, Any]:
     """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``, and
-    KeyboardInterrupt when ``give_up`` says so while the fork server starts."""
+    KeyboardInterrupt if somebody ``interrupted`` it."""
     needed = (xla.PACKAGE,) if options.accelerator == "xla" else ()
     environment = {**os.environ, **_visible(options), **options.env}
+    descriptors = None if options.start_method == "spawn" else payload.DESCRIPTORS
     return start_method.choose(
-        options.start_method, partial(pack, job), job.variables, job.kind, needed, environment, give_up
+        options.start_method,
+        partial(pack, job, interrupted, descriptors),
+        job.variables,
+        job.kind,
+        needed,
+        environment,
+        bool if interrupted is None else lambda: interrupted.count,
     )
 
 
-def pack(job: Job) -> tuple[payload.Packed, Any]:
-    """The job's variables packed, and its command. Raises PayloadError that names the variable that cannot travel."""
+def pack(
+    job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int | None = None
+) -> tuple[payload.Packed, Any]:
+    """The job's variables packed, with at most so many ``descriptors`` beside them (None: any number), and its command.
+    Raises PayloadError that names the variable that cannot travel, and KeyboardInterrupt: how an object is pickled is
+    the code of its class, which may take for ever."""
     try:
-        return job.pack()
+        with nullcontext() if interrupted_by is None else interrupted_by.as_exception():
+            return job.pack(descriptors)
+    except KeyboardInterrupt:
+        raise interrupted((), "nothing was started: the variables that the ranks need were being packed") from None
     except payload.Unpackable as stuck:
         part = stuck.path.rpartition(" -> ")[2]
         culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
@@ -206,8 +222,10 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
         if options.debugpy and importlib.util.find_spec("debugpy") is None:
             raise UsageError("there is no debugpy in this environment: `pip install debugpy`")
         try:
-            files = _run_files(options.log_dir, nprocs)
+            files, logs = _run_files(options.log_dir, nprocs)
             undo.callback(run_directories.done, files, keep=False)
+            for fd in logs:
+                undo.callback(inherited.close, fd)
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
             launch = _launch(job, nprocs, choice, packed, options, files, resources.rendezvous)
@@ -219,9 +237,10 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
                     )
                 if filled is not None:
                     filled.result()
-                context = LocalContext(started, files, resources, launch)
+                context = LocalContext(started, files, resources, launch, logs)
         except (OSError, EOFError) as refusal:
-            raise StartError(f"the system did not start {nprocs} ranks: {refusal}") from None
+            where = f" in {tempfile.gettempdir()!r}" if getattr(refusal, "errno", None) in _NO_ROOM else ""
+            raise StartError(f"the system did not start {nprocs} ranks: {refusal}{where}") from None
         undo.pop_all()
         if packed is not None:
             packed[0].close()
@@ -233,11 +252,14 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
     return context
 
 
-def _run_files(log_dir: str | None, nprocs: int) -> RunFiles:
+def _run_files(log_dir: str | None, nprocs: int) -> tuple[RunFiles, list[int]]:
+    """The run's files, and its logs, opened."""
+    files = run_directories.new(log_dir, nprocs)
     try:
-        return run_directories.new(log_dir, nprocs)
-    except OSError as refusal:
-        if log_dir is None:
+        return files, empty_logs(files, nprocs)
+    except BaseException as refusal:
+        run_directories.done(files, keep=False)
+        if log_dir is None or not isinstance(refusal, OSError):
             raise
         raise UsageError(
             f"no logs can be written to {log_dir!r}: {refusal.strerror}. "
@@ -276,7 +298,12 @@ def _launch(
     if packed is None:
         inherited_job, command = job.inherited()
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        job_of_ranks = {"env": new, "command": command, "inherited": inherited_job, "foreign": kernel_sockets()}
+        job_of_ranks = {
+            "env": new,
+            "command": command,
+            "inherited": inherited_job,
+            "foreign": inherited.kernel_sockets(),
+        }
         job_of_ranks["settings"] = Settings()  # inherited, too
     else:
         blob, command = packed

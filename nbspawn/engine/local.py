@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import selectors
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
 from nbspawn.engine import forkserver, inherited, signals
-from nbspawn.engine.contexts import ServedProcess
-from nbspawn.engine.directories import run_directories
+from nbspawn.engine.directories import OwnedDirectory, run_directories
+from nbspawn.engine.exits import Exits
+from nbspawn.engine.guard import guard
 from nbspawn.engine.logs import LogTail
 from nbspawn.engine.outcomes import Outcomes
 from nbspawn.engine.resources import Resources
@@ -27,6 +30,7 @@ from nbspawn.messages import (
     Exited,
     Imported,
     Leaving,
+    Listening,
     Measured,
     Raised,
     Regroup,
@@ -40,10 +44,15 @@ from nbspawn.rank import debugger, gauges
 from nbspawn.rank.launch import Launch, RunFiles
 from nbspawn.render.stacks import Stack
 
+_log = logging.getLogger(__name__)
+
 _TICK = 0.05  # seconds: how late a printed line, or an exit that no sentinel tells, may be noticed
 _TICK_LATER = 0.5  # the same, when a command has run for five seconds: ranks in lock-step feel each look
 _MEASURE = 1.0  # seconds between two readings of the gauges
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended of which the sentinel has told
+_SILENT = 2.0  # seconds after which a fork server that has not told of a process is taken for stuck
+_STUCK = 10.0  # seconds after SIGKILL: what has not ended by then waits in the operating system, and may for ever
+_ENDING = 0.1  # seconds after the sentinel has told
 _NUDGE = 0.1  # seconds
 
 running: set[LocalRanks] = set()
@@ -58,7 +67,9 @@ class LocalRanks(ProcessContext):
     finished is a failure.
     """
 
-    def __init__(self, started: ProcessContext, files: RunFiles, resources: Resources, launch: Launch) -> None:
+    def __init__(
+        self, started: ProcessContext, files: RunFiles, resources: Resources, launch: Launch, logs: Sequence[int]
+    ) -> None:
         super().__init__(started.processes, started.error_files)  # type: ignore[no-untyped-call]
         self.files = files
         self.nprocs = len(self.processes)
@@ -69,7 +80,7 @@ class LocalRanks(ProcessContext):
         self._hub = resources.hub
         self._hub.heard = self._heard
         self._selector = resources.selector
-        self._tails = [LogTail(files.log(rank), rank) for rank in range(self.nprocs)]
+        self._tails = [LogTail(fd, rank) for rank, fd in enumerate(logs)]
         self._events: list[Event] = []
         self._started: set[int] = set()
         self._busy = set(range(self.nprocs))
@@ -77,17 +88,22 @@ class LocalRanks(ProcessContext):
         self._outcomes = Outcomes(self.processes, self.error_files, files)
         self._stacks = Stacks(files, self.cell)
         self._announced = bytearray(self.nprocs)
+        self._turns = dict.fromkeys(range(self.nprocs), launch.command.turn)
+        self._exits = Exits(self.processes)
+        self._killed = 0.0
+        self._unreached: set[int] = set()
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._groups = 0
+        self._spare: OwnedDirectory | None = None
+        self._told: list[str] = []
         self._nudge_at = math.inf
         self._asked_where = False
-        self._ending: set[int] = set()
+        self._ending: dict[int, float] = {}
         self._measured: dict[int, float] = {}
         self._measured_at = 0.0
         self._swept_at = 0.0
         self._read_early = False
         self._began_at = time.monotonic()
-        self._served = all(isinstance(process, ServedProcess) for process in self.processes)
         self._closed = False
         for sentinel, rank in self.sentinels.items():
             self._selector.register(sentinel, selectors.EVENT_READ, partial(self._sense_exit, rank))
@@ -116,8 +132,9 @@ class LocalRanks(ProcessContext):
         self.cell = first.filename if isinstance(first, RunCell) else None
         self._outcomes = Outcomes(self.processes, self.error_files, self.files)
         self._stacks = Stacks(self.files, self.cell)
-        self._ladder, self._asked_where = [], False
+        self._ladder, self._asked_where, self._killed = [], False, 0.0
         self._busy = set(commands)
+        self._turns.update({rank: command.turn for rank, command in commands.items()})
         self._began_at = time.monotonic()
         own = {
             rank: replace(command, interrupts=self._announced[rank], debug=rank in self._to_break)
@@ -127,12 +144,26 @@ class LocalRanks(ProcessContext):
         self._hub.send_all({**commands, **own})
         self._to_break.difference_update(commands)
 
+    def losses(self) -> list[str]:
+        """What these ranks have lost of what was there for them, a sentence each; each is told once."""
+        found = []
+        if not os.path.isdir(self.files.logs):
+            found.append(f"Something has deleted {os.fspath(self.files.logs)}, with the logs of these ranks.")
+        if self._exits.served and self._exits.unknown:
+            found.append(f"Not all exit codes are known: {self._exits.why_unknown()}. The next run has another.")
+        news = [loss for loss in found if loss not in self._told]
+        self._told += news
+        return news
+
     def regroup(self) -> bool:
         """Have the kept ranks begin anew what they share. True if that is a group of ``--backend``."""
         self._groups += 1
         ours = self._launch.backend is not None
+        if not self.files.private.is_dir() and self._spare is None:
+            self._spare = OwnedDirectory("runs")  # somebody has deleted the other
+        folder = self.files.private if self._spare is None else self._spare.path
         for rank in self.sentinels.values():
-            self.send(rank, Regroup(self._groups, f"{self.files.store}-{self._groups}" if ours else ""))
+            self.send(rank, Regroup(self._groups, f"{folder / self.files.store.name}-{self._groups}" if ours else ""))
         return ours
 
     def gauges(self) -> list[gauges.Reading]:
@@ -155,11 +186,13 @@ class LocalRanks(ProcessContext):
                 self._nudge_at,
                 *(moment for moment, _ in self._ladder[:1]),
             ]
-            wait = min(timeout, min(appointments) - time.monotonic(), _ENDING_TICK if self._ending else math.inf)
+            now = time.monotonic()
+            soon = [rank for rank, since in self._ending.items() if now - since < _ENDING]
+            wait = min(timeout, min(appointments) - now, _ENDING_TICK if soon else math.inf)
             for key, _ in self._selector.select(max(0.0, wait)):
                 key.data()
             self._climb()
-            for rank in list(self._ending):
+            for rank in soon:
                 self._notice_exit(rank)
         # Waking up is most of a sweep's cost: one that is soon due is made at once.
         if not self.over and time.monotonic() >= self._swept_at + max(_TICK, self._tick / 2):
@@ -181,8 +214,18 @@ class LocalRanks(ProcessContext):
         """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
         self._swept_at = time.monotonic()
         self._read_early = False
-        if not self._served:  # a child that a rank has left behind may hold its sentinel open
+        # A child that a rank has left behind may hold its sentinel open, and a fork server that is stopped tells of no
+        # end.
+        every = not self._exits.served or self._killed > 0.0 or self._swept_at - self._measured_at >= _MEASURE
+        for rank in list(self.sentinels.values()):
+            if every or rank in self._ending:
+                self._notice_exit(rank)
+        for rank in self._unreached.intersection(self.sentinels.values()):
+            self._kill_late(rank)
+        if self._killed and self._swept_at - self._killed >= _STUCK:
             for rank in list(self.sentinels.values()):
+                _log.error("rank %d does not end: pid %s", rank, self._exits.pid(rank))
+                self._exits.give_up(rank)
                 self._notice_exit(rank)
         if self.over:
             return
@@ -192,6 +235,18 @@ class LocalRanks(ProcessContext):
         self._hub.drain()
         self._events += [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
         self._measure()
+
+    def _kill_late(self, rank: int) -> None:
+        """One of which the fork server has not told yet that it has started it."""
+        pid = self._exits.pid(rank)
+        if pid is not None:
+            signals.send(pid, signal.SIGKILL)
+        elif self._swept_at - self._killed >= _SILENT:
+            self._exits.give_up(rank)
+            forkserver.server.abandon()
+        else:
+            return
+        self._unreached.remove(rank)
 
     def _measure(self) -> None:
         """Read the gauges of the ranks that have moved them."""
@@ -204,10 +259,16 @@ class LocalRanks(ProcessContext):
                 self._measured[rank] = reading.time
                 self._events.append(Measured(rank, *reading))
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: Event, turn: int) -> None:
         """One message from a rank, put behind what that rank had printed by then."""
         if isinstance(event, Imported):
             forkserver.server.learned.learn(event.modules)
+            return
+        if isinstance(event, Started):
+            self._exits.begun(event.rank, event.pid)
+            guard.watch(self.files.private, event.pid)
+        elif turn != self._turns[event.rank] and not isinstance(event, Listening):
+            _log.warning("rank %d: a %s of command %d is not for this one", event.rank, type(event).__name__, turn)
             return
         offset = getattr(event, "offset", None)
         if offset is not None:
@@ -216,40 +277,47 @@ class LocalRanks(ProcessContext):
             self._read_early = self._read_early or bool(printed)
         self._events.append(event)
         if isinstance(event, Started):
+            _log.info("rank %d has started: pid %d", event.rank, event.pid)
             self._started.add(event.rank)
             if event.rank in self._to_break:
                 self._to_break.remove(event.rank)
                 self.break_into(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
+            _log.info("rank %d, command %d: %s", event.rank, turn, type(event).__name__)
             if not isinstance(event, Leaving):
                 self._busy.discard(event.rank)
             self._outcomes.note(event)
 
     def _sense_exit(self, rank: int) -> None:
         """The sentinel tells that the rank has closed its files; it has not ended before its memory is given back, 4 ms
-        later. Until then the sentinel would tell it again and again. A fork server writes to it: first the pid, which
-        is read by asking for the exit code, then that."""
-        if not self._served or self.processes[rank].exitcode is not None:
-            self._ending.add(rank)
-            self._selector.unregister(self.processes[rank].sentinel)
+        later. Until then the sentinel would tell it again and again. (Its own code may have closed them, too, and then
+        it has not ended.) A fork server writes to it: first the pid, which is read by asking for the exit code, then
+        that."""
+        process = self.processes[rank]
+        if not self._exits.served or process.exitcode is not None or process._popen.server_lost:
+            self._ending[rank] = time.monotonic()
+            self._selector.unregister(process.sentinel)
 
     def _notice_exit(self, rank: int) -> None:
-        process = self.processes[rank]
-        if process.exitcode is None:
+        if self._exits.running(rank):
             return
+        process = self.processes[rank]
+        pid, code = self._exits.pid(rank), self._exits.code(rank)
         process.join()  # at once; else multiprocessing holds its pipes until the next start
         del self.sentinels[process.sentinel]
         self._busy.discard(rank)
         if rank in self._ending:
-            self._ending.remove(rank)
+            del self._ending[rank]
         else:
             self._selector.unregister(process.sentinel)
         self._hub.drain()
         self._events += self._tails[rank].read_to(None)
-        signals.kill_group(process.pid)
+        if pid is not None:
+            signals.kill_group(pid)
         moment = time.monotonic()
-        self._events.append(Exited(rank, moment, process.exitcode))
-        self._outcomes.note_exit(rank, process.exitcode, moment)
+        _log.info("rank %d has ended: %s", rank, "exit code unknown" if code is None else f"exit code {code}")
+        self._events.append(Exited(rank, moment, code))
+        self._outcomes.note_exit(rank, code, moment, self._exits.why_unknown() if code is None else "")
         if self.over:
             self._release()
 
@@ -282,7 +350,8 @@ class LocalRanks(ProcessContext):
         if self._nudge_at <= time.monotonic():
             self._nudge_at = math.inf
             for rank in self.sentinels.values():
-                signals.send_to_main_thread(self.processes[rank].pid, signal.SIGINT)
+                if (pid := self._exits.pid(rank)) is not None:
+                    signals.send_to_main_thread(pid, signal.SIGINT)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._asked_where:
@@ -292,20 +361,25 @@ class LocalRanks(ProcessContext):
             # The stack is asked for just before, and that signal restarts system calls: if the interrupt comes while it
             # is handled, Python hears of it only when recv() returns. One more signal ends the call, and says no more.
             self._nudge_at = time.monotonic() + _NUDGE
+        if number == signal.SIGKILL:
+            self._killed = self._killed or time.monotonic()
         how = "interrupt" if number == signal.SIGINT else number.name
         for rank in self.sentinels.values():
-            process = self.processes[rank]
-            if process.exitcode is not None or not self._needs(rank, number):
+            if not self._needs(rank, number) or not self._exits.running(rank):
                 continue
+            pid = self._exits.pid(rank)
             if number == signal.SIGINT:
                 self._outcomes.interrupted.add(rank)
                 self._announced[rank] = (self._announced[rank] + 1) % 256 or 1
-                with open(self.files.interrupts, "r+b", buffering=0) as file:
-                    file.write(self._announced)
+                self._resources.announce(self._announced)
             elif rank not in self._outcomes.said:
                 self._outcomes.stopped.add(rank)
+            _log.info("rank %d gets %s", rank, number.name)
             self._events.append(Stopping(rank, time.monotonic(), how))
-            (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(process.pid, number)
+            if pid is not None:
+                (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(pid, number)
+            elif number == signal.SIGKILL:
+                self._unreached.add(rank)
 
     def _needs(self, rank: int, number: signal.Signals) -> bool:
         """Is this signal for this rank? A kept one that is idle stays. Any other that has told of its error leaves at
@@ -335,7 +409,8 @@ class LocalRanks(ProcessContext):
     def _at_work(self) -> dict[int, int]:
         """The pids of the ranks that have started and not ended."""
         ranks = [rank for rank in self.sentinels.values() if rank in self._started and rank not in self._outcomes.said]
-        return {rank: self.processes[rank].pid for rank in ranks if self.processes[rank].exitcode is None}
+        pids = {rank: self._exits.pid(rank) for rank in ranks if self.processes[rank].exitcode is None}
+        return {rank: pid for rank, pid in pids.items() if pid is not None}
 
     def serve(self) -> None:
         """Let the ranks meet at MASTER_PORT though nobody may ``poll`` for a while."""
@@ -365,4 +440,6 @@ class LocalRanks(ProcessContext):
             self.poll(_TICK)
         if not self._closed:
             self._closed = True
+            if self._spare is not None:
+                self._spare.remove()
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))

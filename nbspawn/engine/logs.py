@@ -1,23 +1,52 @@
-"""Follows the ranks' logs while they grow."""
+"""The ranks' logs: opens them, and follows them while they grow."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from pathlib import Path
 
 from nbspawn.engine import inherited
+from nbspawn.errors import UsageError
 from nbspawn.messages import Printed
+from nbspawn.rank import stdio
+from nbspawn.rank.launch import RunFiles
 from nbspawn.render.lines import LineBuffer
 
 _CHUNK = 1 << 20
 
 
-class LogTail:
-    """Follows one rank's log from the start. ``read`` takes at most 1 MiB at a time, so that a flood from one rank
-    holds up neither its peers nor the view."""
+def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
+    """The ranks' logs, empty, as descriptors: each is locked while it is open, since two runs that write to one file
+    would lose lines. Raises OSError if they cannot be written, UsageError if another run writes them."""
+    files.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fds: list[int] = []
+    try:
+        for rank in range(nprocs):
+            fds.append(inherited.keep_from_children(stdio.open_log(files.log(rank))))
+            try:
+                fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"other ranks, which live, write their logs to {os.fspath(files.logs)!r}: give these another "
+                    "--log-dir (log_dir), or end the others first (%ranks stop)"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+        for fd in fds:
+            os.truncate(fd, 0)
+    except BaseException:
+        for fd in fds:
+            inherited.close(fd)
+        raise
+    return fds
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self._fd = inherited.keep_from_children(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+class LogTail:
+    """Follows one rank's log, which is open as ``fd``, from the start. ``read`` takes at most 1 MiB at a time, so that
+    a flood from one rank holds up neither its peers nor the view."""
+
+    def __init__(self, fd: int, rank: int) -> None:
+        self._fd = fd
         self._rank = rank
         self._offset = 0
         self._buffer = LineBuffer()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from nbspawn.culprit import parts
@@ -21,9 +22,13 @@ def notes(variables: Mapping[str, object]) -> tuple[str, ...]:
     """A sentence for each of these variables, and of those that functions among them use, that is such an object."""
     used = dict(variables)
     for function in variables.values():
-        if isinstance(function, types.FunctionType):
+        if issubclass(type(function), types.FunctionType):
             used.update((step.removeprefix(" -> "), part) for step, part in parts(function))
-    return tuple(note for name, value in sorted(used.items()) if (note := _note(name, value)))
+    told = []
+    for name in sorted(used):
+        with suppress(Exception):  # a proxy may raise whatever it is asked, and is none of these objects
+            told.append(_note(name, used[name]))
+    return tuple(filter(None, told))
 
 
 def _note(name: str, value: Any) -> str:

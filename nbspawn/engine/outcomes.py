@@ -35,13 +35,14 @@ class Outcomes:
         if not isinstance(event, Returned):
             self.failures.append(self._told(event))
 
-    def note_exit(self, rank: int, code: int, moment: float) -> None:
-        """Exit code 0 without the rank's own word that it finished is a failure."""
+    def note_exit(self, rank: int, code: int | None, moment: float, unknown: str = "") -> None:
+        """Exit code 0 without the rank's own word that it finished is a failure; so is one that is ``unknown`` for
+        that reason."""
         outcome = self.said.get(rank)
-        ended_well = isinstance(outcome, Returned) and code == 0
+        ended_well = isinstance(outcome, Returned) and not code
         known = isinstance(outcome, (Raised, Leaving)) or rank in self.stopped or rank in self.interrupted
         if not ended_well and not known:
-            self.failures.append(self._silent(rank, code, moment))
+            self.failures.append(self._silent(rank, code, moment, unknown))
 
     def unfinished(self, moment: float) -> list[Failure]:
         """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""
@@ -56,6 +57,6 @@ class Outcomes:
     def _told(self, event: Raised | Leaving) -> Failure:
         return failures.told(event, self._processes[event.rank].pid or 0, self._files)
 
-    def _silent(self, rank: int, code: int, moment: float) -> Failure:
+    def _silent(self, rank: int, code: int | None, moment: float, unknown: str = "") -> Failure:
         pid = self._processes[rank].pid or 0
-        return failures.silent(rank, pid, moment, code, self._error_files[rank], self._files)
+        return failures.silent(rank, pid, moment, code, self._error_files[rank], self._files, unknown)

@@ -31,6 +31,11 @@ class Resources:
         self.hub = Hub(files.socket, nprocs, self.selector)
         self.rendezvous = Rendezvous(self.selector)
         self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+        self._interrupts = inherited.keep_from_children(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+
+    def announce(self, interrupts: bytes | bytearray) -> None:
+        """Tell the ranks how many interrupts there have been for each."""
+        os.pwrite(self._interrupts, interrupts, 0)
 
     def wake(self) -> None:
         """Have the selector report something, so that nobody waits on; also when all is closed."""
@@ -51,5 +56,6 @@ class Resources:
         inherited.forget(self.selector.fileno())
         self.selector.close()
         inherited.close(self.gauges)
+        inherited.close(self._interrupts)
         inherited.close(self.lifeline)
         guard.end(self._run)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import functools
+import keyword
 import re
 import shlex
 from collections.abc import Callable
@@ -13,6 +15,8 @@ VIEWS = ("auto", "widget", "html", "text", "quiet")
 WORDS = ("auto", "debug", "interrupt", "logs", "restart", "stacks", "stop", "wait")
 """Of ``%ranks``."""
 _WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
+_IPYTHONS = re.compile(r"In|Out|get_ipython|exit|quit|_{1,3}|_i{1,3}|_i?\d+|_(dh|ih|oh|sh|exit_code)")
+"""The variables that it keeps in the notebook's namespace: without its get_ipython no magic works any more."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,8 +74,18 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _variable(text: str) -> str:
     if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be the name of a variable")
-    return text
+        refusal = "cannot be the name of a variable"
+    elif keyword.iskeyword(text):
+        refusal = "is a keyword of Python's: choose another name"
+    elif _IPYTHONS.fullmatch(text):
+        refusal = "is a variable of IPython's own: choose another name"
+    elif text.startswith("__") and text.endswith("__"):
+        refusal = "is a name of Python's own, as all with two underscores at both ends: choose another"
+    elif hasattr(builtins, text):
+        refusal = "is one of Python's builtins, which the notebook needs: choose another name"
+    else:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} {refusal}")
 
 
 def _name(text: str) -> str:
@@ -234,9 +248,22 @@ def selected(which: list[str], nprocs: int) -> list[int]:
     return sorted(chosen)
 
 
+def session_names(which: list[str]) -> list[str]:
+    """The names after ``@``, each once. Raises UsageError for one that can be none."""
+    names = [word[1:] for word in which if word.startswith("@")]
+    try:
+        return list(dict.fromkeys(map(_name, names)))
+    except argparse.ArgumentTypeError as error:
+        RANKS_PARSER.error(str(error))
+
+
 def session_name(which: list[str]) -> str:
-    """The name after ``@``; '' if none is given."""
-    return next((word[1:] for word in which if word.startswith("@")), "")
+    """The one name after ``@``; '' if none is given. Raises UsageError for several."""
+    names = session_names(which)
+    if len(names) > 1:
+        told = " and ".join(f"@{name}" for name in names)
+        RANKS_PARSER.error(f"{told} are {len(names)} sessions, and this is for one at a time: name one of them")
+    return names[0] if names else ""
 
 
 def complete(line: str) -> list[str]:

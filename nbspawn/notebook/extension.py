@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import types
+from contextlib import suppress
 from typing import Any
 
 from nbspawn import views
@@ -41,6 +42,7 @@ class _Extension:
         shell = self._shell
         for kind, name in (("cell", "spawn"), ("cell", "ranks"), ("line", "ranks")):
             shell.magics_manager.magics[kind].pop(name, None)
+        ended = self._ending()
         self._magics.sessions.clear()
         self._magics.auto.unload()
         for magic in _COMPLETED:
@@ -52,6 +54,16 @@ class _Extension:
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
+        for told in ended:
+            print(told)
+
+    def _ending(self) -> list[str]:
+        """What to say of the ranks that are about to end."""
+        if not self._magics.sessions:
+            return []
+        from nbspawn.notebook import ranks  # has torch in its train
+
+        return ranks.end_of(self._magics.sessions)
 
     def _complete(self, shell: Any, event: Any) -> list[str]:
         return arguments.complete(event.line)
@@ -76,10 +88,11 @@ class _Extension:
         """Ranks need not import again what the notebook has: the modules that its names are, or come from."""
         homes = set()
         for value in list(self._shell.user_ns.values()):
-            if isinstance(value, types.ModuleType):
-                homes.add(value.__name__)
-            else:
-                homes.add((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__)
+            with suppress(Exception):  # a proxy may raise whatever it is asked
+                if isinstance(value, types.ModuleType):
+                    homes.add(str(value.__name__))
+                else:
+                    homes.add(str((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__))
         forkserver.server.warm_up(imports.installed(sorted(homes)))
 
 

@@ -57,25 +57,28 @@ def find(sessions: Sessions, name: str, auto: AutoMode) -> Session:
 
 
 def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
-    """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``)."""
+    """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``), the first
+    two also with several."""
     words = arguments.split(line, arguments.RANKS_PARSER)
+    verb = [word for word in words if not word.startswith("@")]
+    if verb == []:
+        tables = [_table(name, sessions[name]) for name in _asked(sessions, words, auto)]
+        print("\n\n".join(tables) or _NONE)
+        return None
+    if verb == ["stop"]:
+        for name in _asked(sessions, words, auto):
+            sessions.pop(name).close()
+            if auto.target == name:
+                _switch(auto, None)
+        return None
     given = arguments.session_name(words)
     name = _only(sessions, given)
-    match [word for word in words if not word.startswith("@")]:
-        case []:
-            print("\n\n".join(_table(name, one) for name, one in sessions.items()) or _NONE)
+    match verb:
         case ["auto", "on"]:
             find(sessions, name, auto)
             _switch(auto, name)
-        case ["auto", "off"]:
+        case ["auto", "off"] if not given:
             _switch(auto, None)
-        case ["stop"]:
-            for one in [given] if given else list(sessions):
-                if one not in sessions:
-                    find(sessions, one, auto)
-                sessions.pop(one).close()
-                if auto.target == one:
-                    _switch(auto, None)
         case ["restart"]:
             if name not in sessions:
                 find(sessions, name, auto)
@@ -108,6 +111,16 @@ def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     return None
 
 
+def _asked(sessions: Sessions, words: list[str], auto: AutoMode) -> list[str]:
+    """The names of the sessions that are meant, all if none is named. Raises UsageError for one that is not there."""
+    _forget(sessions)
+    names = arguments.session_names(words)
+    for name in names:
+        if name not in sessions:
+            find(sessions, name, auto)
+    return names or list(sessions)
+
+
 _NONE = "no ranks live: `%%spawn 4 --keep` starts some"
 
 
@@ -138,6 +151,20 @@ def _show_stacks(session: Session) -> None:
 def _refuse(line: str) -> NoReturn:
     words = ", ".join({"logs": "logs R", "debug": "debug R", "auto": "auto on|off"}.get(w, w) for w in arguments.WORDS)
     raise UsageError(f"%ranks {line}: what should that do? It takes {words}; %ranks alone shows what lives.")
+
+
+def end_of(sessions: Sessions) -> list[str]:
+    """What to say of those that live when the extension is unloaded, and they end with it."""
+    told = []
+    for name, session in sessions.items():
+        if not session.alive:
+            continue
+        if session.options.keep:
+            again = f"`%%spawn {session.nprocs} --keep{f' --name {name}' if name else ''}` starts others"
+            told.append(f"the {session.nprocs} kept ranks{_at(name)} have ended, and their variables are gone: {again}")
+        else:
+            told.append(f"the {session.nprocs} ranks in the background{_at(name)} have ended: run their cell again")
+    return [f"nbspawn is unloaded: {one}" for one in told]
 
 
 def _only(sessions: Sessions, name: str) -> str:

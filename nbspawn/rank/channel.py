@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -23,10 +24,10 @@ class Channel:
     """Connects to the kernel's socket at ``path``; raises OSError if no kernel listens there any more."""
 
     def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(os.fspath(path))
-        self._decoder = Decoder()
-        self._commands: deque[Command] = deque()
+        self.turn = 1
+        """Of the command that runs: what is sent belongs to it."""
+        self._path = os.fspath(path)
+        self._connect()
         # Reentrant: a signal handler of the person's own may display something while the same thread sends.
         self._send_lock = threading.RLock()
         self._ask_lock = threading.Lock()
@@ -44,6 +45,23 @@ class Channel:
         self.on_leaving: list[Callable[[], None]] = []
         """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
 
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(self._path)
+        self._inode = os.fstat(self._socket.fileno()).st_ino
+        self._decoder = Decoder()
+        self._commands: deque[Command] = deque()
+
+    def _check(self) -> None:
+        """The person's code may have closed every descriptor, and opened something else under this number: connect
+        anew, and leave what is there alone."""
+        with contextlib.suppress(OSError):
+            if os.fstat(self._socket.fileno()).st_ino == self._inode:
+                return
+        self._socket.detach()
+        with contextlib.suppress(OSError):  # no kernel any more
+            self._connect()
+
     @contextmanager
     def _whole_frame(self) -> Iterator[None]:
         """An interrupt that lands here waits (rank/process.py): half a frame would garble everything after it."""
@@ -51,6 +69,7 @@ class Channel:
         with self._send_lock:
             self.sending += main
             try:
+                self._check()
                 yield
             finally:
                 self.sending -= main
@@ -60,12 +79,12 @@ class Channel:
     def send(self, event: Event) -> None:
         """Send one event. A kernel that has gone is no error: the lifeline ends this process anyway."""
         attached: list[int] = []
-        frame = encode(event, attached)
+        frame = encode(event, attached, self.turn)
         with self._whole_frame():
             try:
                 sent = socket.send_fds(self._socket, [frame], attached) if attached else 0
                 self._socket.sendall(frame[sent:])
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError:
                 pass
             finally:
                 for fd in attached:
@@ -77,10 +96,11 @@ class Channel:
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
+            self._check()
             (unread,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
             if unread > _CHUNK:
                 return False
-            self._socket.sendall(encode(event))
+            self._socket.sendall(encode(event, turn=self.turn))
             return True
         except OSError:
             return False
@@ -93,7 +113,7 @@ class Channel:
             data = self._socket.recv(_CHUNK)
             if not data:
                 raise EOFError("the kernel has closed the channel")
-            self._commands.extend(self._decoder.feed(data))
+            self._commands.extend(command for _, command in self._decoder.feed(data))
         return self._commands.popleft()
 
     def ask(self, request: InputRequest) -> InputReply:

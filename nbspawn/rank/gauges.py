@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-SLOT = struct.Struct("=ddqq")
+SLOT = struct.Struct("=ddqqq")
+"""A ``Reading``, and the rank's process."""
 
 
 class Reading(NamedTuple):
@@ -30,28 +31,41 @@ class Gauges:
     """The rank's hand: writes its slot of the file."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._map = mmap.mmap(fd, 0)
-        os.close(fd)
+        self._map = mapped(path)
         self._offset = rank * SLOT.size
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else -1
-        self._page = mmap.PAGESIZE
 
     def write(self, now: float) -> None:
-        """One reading; 10 microseconds."""
-        SLOT.pack_into(self._map, self._offset, now, time.process_time(), self._memory(), _device_memory())
+        """One reading; 20 microseconds."""
+        reading = Reading(now, time.process_time(), self._memory(), _device_memory())
+        SLOT.pack_into(self._map, self._offset, *reading, os.getpid())
 
     def _memory(self) -> int:
-        if self._statm < 0:
+        if sys.platform != "linux":
             import resource
 
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, and the most so far
-        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The file, in memory: it stays when somebody removes it, or closes every descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
 
 
 def read(fd: int, rank: int) -> Reading:
     """In the kernel: what the rank wrote last into the file that is open as ``fd``."""
-    return Reading(*SLOT.unpack(os.pread(fd, SLOT.size, rank * SLOT.size)))
+    *reading, _ = SLOT.unpack(os.pread(fd, SLOT.size, rank * SLOT.size))
+    return Reading(*reading)
+
+
+def processes(slots: mmap.mmap) -> set[int]:
+    """Those of all ranks that have written."""
+    return {pid for *_, pid in SLOT.iter_unpack(slots)} - {0}
 
 
 def _device_memory() -> int:

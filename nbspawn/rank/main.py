@@ -15,7 +15,19 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from nbspawn import buffers, payload
-from nbspawn.messages import Event, Imported, Leaving, Parcel, Raised, Regroup, Returned, RunCell, RunFunction, Started
+from nbspawn.messages import (
+    Close,
+    Event,
+    Imported,
+    Leaving,
+    Parcel,
+    Raised,
+    Regroup,
+    Returned,
+    RunCell,
+    RunFunction,
+    Started,
+)
 from nbspawn.rank import (
     debugger,
     device,
@@ -68,6 +80,7 @@ def main(rank: int, launch: Launch) -> None:
     interrupts = process.Interrupts(launch.files.interrupts, rank)
     info = RankInfo(rank, launch, interrupts, launch.command)
     process.own_session()
+    process.go_before_the_kernel()
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)
     environment.set_environment(info)
@@ -111,7 +124,7 @@ def main(rank: int, launch: Launch) -> None:
             if not isinstance(ended, Returned):
                 _leave(channel, ended)
             channel.send(ended)
-    stdio.flush()
+    stdio.leave()
     channel.close()
     if launch.method == "spawn":
         _end()
@@ -128,14 +141,16 @@ def _next(info: RankInfo, channel: Channel) -> bool:
             environment.regroup(info, command)
         elif isinstance(command, (RunCell, RunFunction)):
             info.begin(command)
+            channel.turn = command.turn
             info.interrupts.begin(command.interrupts)
             for begin in info.on_begin:
                 begin()
             if command.debug:
                 debugger.break_soon()
             return True
-        else:
+        elif isinstance(command, Close):
             return False
+        # Else it is the answer to a question that somebody has stopped.
 
 
 def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:

@@ -8,7 +8,7 @@ is in the file that ``PLAN`` names; what became of it is written beside that fil
 import atexit
 import os
 
-from nbspawn.rank import huge_pages, plan
+from nbspawn.rank import huge_pages, plan, process
 
 _plan = plan.take()
 _began_with = frozenset(os.environ)
@@ -17,6 +17,7 @@ _null = os.open(os.devnull, os.O_RDWR)
 for _fd in (0, 1, 2):
     os.dup2(_null, _fd)
 os.close(_null)
+process.go_before_the_kernel()
 
 with plan.recording() as _read:
     import asyncio  # noqa: F401

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import math
+import mmap
 import os
+import resource
 import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +22,7 @@ from nbspawn.rank.channel import Channel
 
 _F_SETSIG = 10  # <fcntl.h>, Linux; Python names it only since 3.13 or so
 _PR_SET_PDEATHSIG = 1
+_HIGH = 512  # half of the usual limit of 1024 descriptors
 
 _libc = ctypes.CDLL(None)
 
@@ -45,7 +48,7 @@ def die_with_kernel(lifeline: Path) -> None:
     own for the signal.
     """
     _clear_parent_death_signal()
-    fd = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = out_of_the_way(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if hasattr(signal, "SIGRTMIN"):
         fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
@@ -62,6 +65,22 @@ def _clear_parent_death_signal() -> None:
 def _watch(fd: int) -> None:
     select.select([fd], [], [])
     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def out_of_the_way(fd: int) -> int:
+    """The same file under a high number, which code that closes the low ones (``os.closerange(3, 256)``) does not find;
+    and no file that it opens then has this number, and what is written to it."""
+    lowest = min(_HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(fd)
+    return moved
+
+
+def go_before_the_kernel() -> None:
+    """When memory runs out, the system is to end this process rather than the kernel, which holds the notebook's
+    variables: https://man7.org/linux/man-pages/man5/proc_pid_oom_score_adj.5.html. Linux only."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def let_go(foreign: Iterable[tuple[int, int]]) -> None:
@@ -95,7 +114,8 @@ class Interrupts:
     """
 
     def __init__(self, announcements: Path, rank: int) -> None:
-        self._fd = os.open(announcements, os.O_RDONLY | os.O_CLOEXEC)
+        with open(announcements, "rb") as file:
+            self._announced = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._rank = rank
         self._seen = 0
         self._pending = False
@@ -122,8 +142,7 @@ class Interrupts:
     def unheeded(self, seconds: float) -> bool:
         """Has an announced interrupt not come through to Python for so long? To be asked again and again, from another
         thread."""
-        announced = os.pread(self._fd, 1, self._rank)
-        if not announced or announced[0] == self._seen:
+        if self._announced[self._rank] == self._seen:
             self._unheeded_since = math.inf
             return False
         self._unheeded_since = min(self._unheeded_since, time.monotonic())
@@ -149,10 +168,10 @@ class Interrupts:
             self._enabled = before
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        announced = os.pread(self._fd, 1, self._rank)
-        if not announced or announced[0] == self._seen:
+        announced = self._announced[self._rank]
+        if announced == self._seen:
             return
-        self._seen = announced[0]
+        self._seen = announced
         self._pending = True
         if self._channel is not None and self._channel.sending:
             self._channel.on_sent.append(self._raise_pending)

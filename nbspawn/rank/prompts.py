@@ -17,7 +17,7 @@ from nbspawn.rank.launch import RankInfo
 def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str:
     """Wait for the person's answer. Raises EOFError and KeyboardInterrupt as ``input`` does, RuntimeError where nobody
     can answer (nbclient, papermill)."""
-    reply = channel.ask(InputRequest(info.rank, str(prompt), password, stdio.log_offset()))
+    reply = channel.ask(InputRequest(info.rank, str.__str__(str(prompt)), password, stdio.log_offset()))
     if reply.kind == "text":
         return reply.text
     if reply.kind == "eof":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import functools
 import linecache
 import os
@@ -15,7 +16,8 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from IPython import get_ipython, version_info
@@ -52,9 +54,8 @@ def instance() -> InteractiveShell:
         config = Config()
         config.HistoryManager.enabled = False
         config.HistoryManager.hist_file = ":memory:"
-        main = sys.modules["__main__"]
-        shell = RankShell.instance(config=config)
-        sys.modules["__main__"] = main  # it has put its own there, and a kept rank has variables already
+        # With this process's own module: a kept rank, or the script that it was forked from, has variables already.
+        shell = RankShell.instance(config=config, user_module=sys.modules["__main__"])
         process.not_interactive()
         shell.display_formatter.active_types = shell.display_formatter.format_types
     return shell
@@ -176,7 +177,11 @@ def run(
         ended = outcome.failed(rank, error, tuple(rendered), command.filename, _RUNNER, moment, shown)
         debugger.post_mortem(info, ended, error)
         return ended
-    return outcome.returned(rank, ran.result)
+    try:
+        with info.interrupts.enabled():  # packing it and its repr are the person's code, too
+            return outcome.returned(rank, ran.result)
+    except BaseException as late:
+        return outcome.failed(rank, late, cell=command.filename, skip=__file__)
 
 
 def _is_running(namespace: dict[str, Any]) -> bool:
@@ -253,11 +258,8 @@ class RankDisplayPublisher(DisplayPublisher):
         if "display_id" in transient:
             run = self.info.launch.files.private.name
             transient["display_id"] = f"{run}-{self.info.rank}-{transient['display_id']}"
-        self.channel.send(
-            DisplayData(
-                self.info.rank, _json_ready(data), dict(metadata or {}), transient, bool(update), stdio.log_offset()
-            )
-        )
+        bundle, more, transient = (_json_ready(part) for part in (_shown(data), metadata or {}, transient))
+        self.channel.send(DisplayData(self.info.rank, bundle, more, transient, bool(update), stdio.log_offset()))
 
     def clear_output(self, wait: bool = False) -> None:
         """Clear this rank's displays, not its peers'."""
@@ -301,15 +303,31 @@ class RankDisplayHook(DisplayHook):
         """The default prints a newline."""
 
 
-def _json_ready(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Binary images as base64, as on Jupyter's wire; no widget, whose model lives in a process no front end knows."""
-    ready = {
-        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-        for kind, value in data.items()
-    }
-    if _WIDGET in ready and len(ready) > 1:
-        del ready[_WIDGET]
-    return ready
+def _json_ready(data: Any) -> Any:
+    """As on Jupyter's wire: plain data, binary images as base64. What is none of that would be an object of somebody's
+    class, which the kernel would have to load; ipykernel refuses it as well."""
+    if data is None or type(data) in (str, int, float, bool):
+        return data
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return base64.b64encode(data).decode("ascii")
+    if isinstance(data, Mapping):
+        return {str.__str__(str(key)): _json_ready(value) for key, value in data.items()}
+    if isinstance(data, str):
+        return str.__str__(data)
+    if isinstance(data, datetime.datetime):
+        return data.isoformat()
+    if isinstance(data, Integral):
+        return int(data)
+    if isinstance(data, Real):
+        return float(data)
+    if isinstance(data, Iterable):
+        return [_json_ready(value) for value in data]
+    raise TypeError(f"a display cannot hold a {type(data).__name__}: give it text, numbers, lists and dicts")
+
+
+def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
+    """No widget, whose model lives in a process no front end knows."""
+    return {kind: value for kind, value in data.items() if kind != _WIDGET or len(data) == 1}
 
 
 def _become_rank_shell(shell: InteractiveShell) -> None:

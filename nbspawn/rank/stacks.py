@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from nbspawn.messages import Frame
+from nbspawn.rank import process
 from nbspawn.rank.launch import RunFiles
 
 # A real-time signal collides with no program's own use of SIGUSR1 or SIGUSR2. macOS has none.
@@ -28,15 +29,18 @@ _RUNNERS = (
 
 def answer(path: Path) -> None:
     """Write the stack to ``path`` at each ``SIGNAL``; faulthandler needs neither the GIL nor the bytecode loop."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(SIGNAL, file=fd, all_threads=False)
+    faulthandler.register(SIGNAL, file=_opened(path), all_threads=False)
 
 
 def report_crashes(path: Path) -> None:
     """On a segfault or an abort, write the Python stack to ``path``, unless the person's environment says no."""
     if os.environ.get("PYTHONFAULTHANDLER", "1") != "0":
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.enable(file=fd, all_threads=False)
+        faulthandler.enable(file=_opened(path), all_threads=False)
+
+
+def _opened(path: Path) -> int:
+    """faulthandler writes to this number, whatever it is by then."""
+    return process.out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
 
 def persons(frames: Iterable[Frame]) -> tuple[Frame, ...]:
@@ -63,7 +67,10 @@ class OtherThreads:
 
     def tell(self) -> None:
         """If the main thread has been asked since; costs 2 us if not."""
-        size = os.stat(self._asked).st_size
+        try:
+            size = os.stat(self._asked).st_size
+        except OSError:  # a cleaner of temporary files has deleted it
+            return
         if size == self._seen:
             return
         self._seen = size

@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import re
+import stat
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from nbspawn.rank import process
 
 _UP = "\x1b[A"
 _ROOM = "\x1b[2K\x1b[J\x1b[G"  # erase the row, erase all below, go to the row's start
 _MOVES = re.compile(r"(\n|\x1b\[A)")
 _DEPTH = 32  # rows: more bars than anybody nests
 
-_libc = ctypes.CDLL(None)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_c_stdout = ctypes.c_void_p.in_dll(_libc, "stdout") if sys.platform == "linux" else None
+
+_log = 1
+"""The log, for us to look at: the person's code may close or replace descriptor 1."""
 
 inherited: dict[str, Any] = {}
 """The streams that this process had before, by name: of the kernel, or of the fork server."""
+
+
+def open_log(path: Path) -> int:
+    """Open a log, or make it, for whoever writes or reads it. In a directory where others may write, what lies under
+    this name may be theirs. Raises OSError, whose ``strerror`` says what it is, for anything but a file of this user's
+    own."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as refusal:
+        if refusal.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} there is a link") from None
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        told = f"{path.name} there is no ordinary file"
+    elif found.st_nlink > 1:
+        told = f"{path.name} there has another name, too"
+    elif found.st_uid != os.geteuid() and found.st_uid != _uid_in(path.parent):
+        told = f"{path.name} there belongs to another user"
+    else:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EPERM, told)
+
+
+def _uid_in(folder: Path) -> int:
+    """Whose a file is that this process makes there: some network file systems have their own idea of users."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
 
 
 def redirect(log: Path) -> None:
@@ -29,12 +69,13 @@ def redirect(log: Path) -> None:
     A file, not a pipe: the last words of a rank that dies are on disk, and a notebook that reads slowly can never
     block a rank (PIPE buffers of 64 KiB do).
     """
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    global _log
+    fd = open_log(log)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    os.close(fd)
+    _log = process.out_of_the_way(fd)
     os.close(null)
     # An inherited sys.stdout is ipykernel's OutStream: in a forked child it opens a ZMQ connection for every write.
     # And no subclass of Python's own text stream: each line would take half as long again.
@@ -99,17 +140,42 @@ class _Stderr(io.TextIOWrapper):
         return len(text)
 
 
-def flush() -> None:
-    """Flush Python's streams and C's stdio (printf in extensions is fully buffered on a file)."""
-    for stream in (sys.stdout, sys.stderr):
+def flush() -> OSError | None:
+    """Flush Python's streams and C's stdio (printf in extensions is fully buffered on a file). Returns why what was
+    printed could not be written, if it could not."""
+    lost: OSError | None = None
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError as error:
+            lost = lost or error
+        except Exception:
+            continue  # the person's own replacement, or one that is closed
+    ctypes.set_errno(0)
+    if _libc.fflush(None) or (_c_stdout and _libc.ferror(_c_stdout)):
+        number = ctypes.get_errno() or errno.EIO  # a write that failed earlier has left a mark, and no reason
+        lost = lost or OSError(number, os.strerror(number))
+    return lost if lost is not None and lost.errno in _NO_ROOM else None
+
+
+def leave() -> None:
+    """Nothing that the person has put in the place of the streams, or done to descriptors, spoils the process's end:
+    multiprocessing flushes them once more."""
+    flush()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, f"__{name}__")
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):
-            continue  # the person's own replacement, or one that is closed
-    _libc.fflush(None)
+        except (OSError, ValueError):
+            stream = io.StringIO()
+        setattr(sys, name, stream)
 
 
 def log_offset() -> int:
     """How many bytes the log holds, after a flush: where an event belongs among the prints."""
     flush()
-    return os.fstat(1).st_size
+    try:
+        return os.fstat(_log).st_size
+    except OSError:  # the person's own code has closed it, for example os.closerange: to the end, then
+        return sys.maxsize

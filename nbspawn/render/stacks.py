@@ -67,23 +67,29 @@ def html(title: str, stacks: Mapping[int, Stack], run: Run, now: float, source: 
 
 def _groups(stacks: Mapping[int, Stack], run: Run, now: float) -> Iterator[tuple[str, Stack, Threads]]:
     """A heading, the stack, and the different other threads of its ranks."""
-    alike: dict[tuple[Frame, ...], list[int]] = {}
+    alike: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
     for rank, stack in sorted(stacks.items()):
-        alike.setdefault(stack.frames, []).append(rank)
-    for index, ranks in enumerate(alike.values()):
+        # On a full disk no stack can be written, and a rank that is stopped writes none: then where it was seen last.
+        answered = bool(stack.frames)
+        alike.setdefault((answered, stack.frames or run.ranks[rank].position.frames), []).append(rank)
+    for index, ((answered, frames), ranks) in enumerate(alike.items()):
         if index == _MOST_GROUPS:
             left = len(alike) - index
             yield f"and {left} more stacks, of other ranks", Stack(), ()
             return
-        stack = stacks[ranks[0]]
         threads = {thread: None for rank in ranks for thread in stacks[rank].threads}
-        yield f"{name_ranks(ranks)}{_state(stack, ranks, run, now)}", stack, tuple(threads)
+        told = _state(ranks, run, now) if answered else _silent(frames, ranks, run)
+        yield f"{name_ranks(ranks)}{told}", Stack(frames), tuple(threads)
 
 
-def _state(stack: Stack, ranks: list[int], run: Run, now: float) -> str:
-    if not stack.frames:
-        states = {run.ranks[rank].state for rank in ranks}
-        return ": starting" if states == {"starting"} else ": not in the cell's code, or stopped by the system"
+def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
+    if frames:
+        return ", without an answer, seen last:"
+    states = {run.ranks[rank].state for rank in ranks}
+    return ": starting" if states == {"starting"} else ": not in the cell's code, or stopped by the system"
+
+
+def _state(ranks: list[int], run: Run, now: float) -> str:
     waiting = [run.ranks[rank] for rank in ranks if run.ranks[rank].state == "waiting"]
     if not waiting:
         return ":"

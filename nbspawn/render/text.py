@@ -222,13 +222,15 @@ def cell(text: str) -> str:
 
 def clip(text: str, width: int) -> str:
     """The text, cut with … where it is wider than ``width`` columns of a fixed-width font."""
-    if text.isascii() and len(text) <= width or sum(map(_columns, text)) <= width:
+    if text.isascii() and len(text) <= width:
         return text
-    kept = 0
+    used, end = 0, -1
     for index, character in enumerate(text):
-        kept += _columns(character)
-        if kept > width - 1:
-            return text[:index].rstrip() + "…"
+        used += _columns(character)
+        if end < 0 and used > width - 1:
+            end = index
+        if used > width:
+            return text[:end].rstrip() + "…"
     return text
 
 

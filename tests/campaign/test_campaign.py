@@ -1,0 +1,15 @@
+"""A short campaign; a long one is run by hand (campaign.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_short_campaign() -> None:
+    """The bounds are wide: they find what hangs, on whatever machine."""
+    program = Path(__file__).parent / "campaign.py"
+    command = [sys.executable, program, "--seed", "11", "--steps", "8", "--slack", "10"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
