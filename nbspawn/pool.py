@@ -194,7 +194,7 @@ class Pool:
             self._begin(FunctionJob(namespace.nothing), Terms(view=views.StreamView()), None, interrupted)[1]()
         started = time.monotonic()
         self._commands += 1
-        _log.info("command %d, %s: begins", self._commands, job.title)
+        _log.debug("command %d, %s: begins", self._commands, job.title)
         done = self._start(job, interrupted) if self._context is None else self._command(job, asked, interrupted)
         context = self._living()
         logs = str(context.files.logs)
@@ -231,7 +231,7 @@ class Pool:
             self._notes = (note,)
         self._how = (choice.title, choice.why)
         self.since = self._packed = time.monotonic()
-        _log.info("%d ranks start: %s, %s", self.nprocs, choice.title, choice.why)
+        _log.debug("%d ranks start: %s, %s", self.nprocs, choice.title, choice.why)
         self._context = start(job, self.nprocs, choice, packed, options)
         if options.keep:
             self._context.serve()
@@ -319,7 +319,7 @@ class Pool:
         ended = root_cause_first(context.failures)[:1] if len(context.sentinels) < self.nprocs else ()
         self.ended = "".join(f"rank {failure.rank}: {failure.told}" for failure in ended) or why
         self._context = None
-        _log.info("the ranks are ended: %s", self.ended)
+        _log.debug("the ranks are ended: %s", self.ended)
         if self._timer is not None:
             self._timer.cancel()
         with InterruptFlag():

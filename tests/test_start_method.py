@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import nbspawn
 from nbspawn.engine import fork_safety, forkserver, start_method
+from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import FunctionJob, Options, settle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -185,8 +186,10 @@ def test_an_interrupt_ends_the_wait_for_the_server(monkeypatch: pytest.MonkeyPat
     cold = forkserver.PrivateServer()
     monkeypatch.setattr(start_method, "server", cold)
     try:
+        stop = InterruptFlag()
+        stop.press()
         with pytest.raises(KeyboardInterrupt) as stopped:
-            settle(FunctionJob(ranks.succeed), Options(), lambda: True)
+            settle(FunctionJob(ranks.succeed), Options(), stop)
         assert "no ranks have been started" in stopped.value._render_traceback_()[0]
     finally:
         cold.stop()

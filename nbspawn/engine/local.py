@@ -277,13 +277,13 @@ class LocalRanks(ProcessContext):
             self._read_early = self._read_early or bool(printed)
         self._events.append(event)
         if isinstance(event, Started):
-            _log.info("rank %d has started: pid %d", event.rank, event.pid)
+            _log.debug("rank %d has started: pid %d", event.rank, event.pid)
             self._started.add(event.rank)
             if event.rank in self._to_break:
                 self._to_break.remove(event.rank)
                 self.break_into(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
-            _log.info("rank %d, command %d: %s", event.rank, turn, type(event).__name__)
+            _log.debug("rank %d, command %d: %s", event.rank, turn, type(event).__name__)
             if not isinstance(event, Leaving):
                 self._busy.discard(event.rank)
             self._outcomes.note(event)
@@ -315,7 +315,7 @@ class LocalRanks(ProcessContext):
         if pid is not None:
             signals.kill_group(pid)
         moment = time.monotonic()
-        _log.info("rank %d has ended: %s", rank, "exit code unknown" if code is None else f"exit code {code}")
+        _log.debug("rank %d has ended: %s", rank, "exit code unknown" if code is None else f"exit code {code}")
         self._events.append(Exited(rank, moment, code))
         self._outcomes.note_exit(rank, code, moment, self._exits.why_unknown() if code is None else "")
         if self.over:
@@ -374,7 +374,7 @@ class LocalRanks(ProcessContext):
                 self._resources.announce(self._announced)
             elif rank not in self._outcomes.said:
                 self._outcomes.stopped.add(rank)
-            _log.info("rank %d gets %s", rank, number.name)
+            _log.debug("rank %d gets %s", rank, number.name)
             self._events.append(Stopping(rank, time.monotonic(), how))
             if pid is not None:
                 (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(pid, number)
