@@ -51,7 +51,7 @@ def to_be_filled(size: int) -> tuple[int, ...]:
     fds: list[int] = []
     try:
         for _ in range(max(1, min(os.cpu_count() or 1, _MOST, size // _STRIPE))):
-            fds.append(_anonymous_file())
+            fds.append(anonymous_file())
             fcntl.lockf(fds[-1], fcntl.LOCK_EX)
     except BaseException:
         close(fds)
@@ -123,7 +123,8 @@ def _mapped(fds: Sequence[int], size: int) -> memoryview:
     return pickle.PickleBuffer(whole).raw()
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """The descriptor of an empty file that has no name: no full disk and no deleted directory is in its way."""
     if sys.platform == "linux":
         return os.memfd_create("nbspawn", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix="nbspawn-") as file:  # has no name from the start

@@ -297,6 +297,9 @@ class RunCell(_Run):
         return {file: f"Cell In[{number}]" if number else file for file, number in numbers.items()}
 
 
+UNGROUPED = "the process group could not be made anew"  # by Regroup: what the rank's next command fails with
+
+
 @dataclass(frozen=True)
 class Regroup:
     """Ranks may have made different calls: what they share has to begin anew. ``number`` tells this time from the

@@ -18,7 +18,7 @@ from nbspawn.engine.context import LocalContext
 from nbspawn.engine.interrupt_flag import InterruptFlag
 from nbspawn.engine.launch import FunctionJob, Job, Options, fill, pack, settle, start
 from nbspawn.errors import StartError, UsageError, root_cause_first
-from nbspawn.messages import Parcel, RunCell, RunFunction
+from nbspawn.messages import UNGROUPED, Parcel, RunCell, RunFunction
 from nbspawn.rank import namespace
 from nbspawn.render.stacks import Stack
 from nbspawn.results import Results
@@ -278,8 +278,10 @@ class Pool:
             return run
         if len(context.sentinels) < self.nprocs:
             told = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
-        elif any(rank.stop for rank in run.ranks) or any(failure.is_echo for failure in context.failures):
-            told = "The process group was broken, and has been made anew." if context.regroup() else ""
+        elif any(rank.stop for rank in run.ranks) or any(
+            failure.is_echo or UNGROUPED in failure.what for failure in context.failures
+        ):
+            told = "The process group was broken, and is made anew." if context.regroup() else ""
             self.regrouped = self.regrouped or bool(told)
         else:
             told = ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from kernels import Kernel, lives, ok, once, wait_gone
+from kernels import PATIENCE, Kernel, lives, ok, once, wait_gone
 
 START = """%%spawn 3 --keep -b gloo -m {method}
 import os, time, torch, torch.distributed as dist
@@ -74,7 +74,7 @@ def test_a_failure_while_the_others_wait_leaves_all_usable(kept: Kernel) -> None
     before = pids(kept)
     reply = kept.execute("%%ranks\nif rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
     assert reply.ename == "RankRaisedError" and "rank 1 of 3: ZeroDivisionError" in reply.traceback
-    assert "The process group was broken, and has been made anew." in reply.table["text/plain"]
+    assert "The process group was broken, and is made anew." in reply.table["text/plain"]
     reply = ok(kept.execute("%%ranks\nt = torch.ones(1); dist.all_reduce(t)\nt.item(), state"))
     assert reply.result == "[0] (3.0, 0)\n[1] (3.0, 10)\n[2] (3.0, 20)"
     assert pids(kept) == before
@@ -161,12 +161,26 @@ def test_profile_of_a_kept_cell(kept: Kernel) -> None:
 
 
 @once
-def test_what_ends_at_once_shows_no_table(kept: Kernel) -> None:
+@pytest.fixture
+def limit(kept: Kernel) -> Iterator[Callable[[float], None]]:
+    """Sets the seconds after which a cell of kept ranks shows a table."""
+    usual = kept.value("__import__('nbspawn.notebook.view').notebook.view.KEPT_AT_ONCE")
+
+    def put(seconds: float) -> None:
+        ok(kept.execute(f"nbspawn.notebook.view.KEPT_AT_ONCE = {seconds}"))
+
+    yield put
+    put(usual)
+
+
+def test_what_ends_at_once_shows_no_table(kept: Kernel, limit: Callable[[float], None]) -> None:
+    limit(PATIENCE)
     assert [output["type"] for output in ok(kept.execute("%%ranks\nstate")).outputs] == ["execute_result"]
     assert ok(kept.execute("%%ranks\nstate;")).outputs == []
     reply = ok(kept.execute("%%ranks\nprint('said')"))
     assert [output["type"] for output in reply.outputs] == ["stdout"] and reply.of(2) == ["said"]
-    assert ok(kept.execute("%%ranks\ntime.sleep(0.3)")).table["text/plain"].count("done") == 3
+    limit(0)
+    assert ok(kept.execute("%%ranks\nprint('said')")).table["text/plain"].count("done") == 3
 
 
 @once
@@ -185,7 +199,7 @@ def test_all_wait_for_each_other_and_stop_leaves_them_usable(kept: Kernel) -> No
         cell._read(lambda rank=rank: "begun" in cell.reply.of(rank), "all have begun", 20)
     kept.interrupt()
     reply = cell.wait()
-    assert reply.ename == "KeyboardInterrupt" and "has been made anew" in reply.table["text/plain"]
+    assert reply.ename == "KeyboardInterrupt" and "is made anew" in reply.table["text/plain"]
     assert ok(kept.execute("%%ranks\nt = torch.ones(1); dist.all_reduce(t)\nt.item()")).result == "[0-2] 3.0"
     assert pids(kept) == before
 
@@ -262,7 +276,7 @@ def test_output_of_a_kept_cell(kept: Kernel) -> None:
     cell = "%%ranks\nprint('said', rank)\nfrom IPython.display import HTML, display\ndisplay(HTML('x'))"
     reply = ok(kept.execute(cell))
     assert all(f"said {rank}" in reply.of(rank) for rank in range(3))
-    assert [output["data"].get("text/html") for output in reply.outputs if "data" in output] == ["x"] * 3
+    assert sum(output.get("data", {}).get("text/html") == "x" for output in reply.outputs) == 3
     path = ok(kept.execute("%ranks logs 1")).text().strip()
     with open(path) as log:
         assert "said 1" in log.read()

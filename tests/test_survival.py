@@ -56,6 +56,29 @@ def test_stop_reaches_kept_ranks_whose_directory_was_deleted(kernel: Kernel, met
     ok(kernel.execute("%ranks stop"))
 
 
+UNABLE = """\
+def _unable(*args, _real=dist.FileStore):
+    dist.FileStore = _real
+    raise OSError("no room")
+dist.FileStore = _unable
+"""
+
+
+@once
+def test_a_group_that_cannot_be_made_anew_costs_no_variables(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute(f"%%spawn 2 -k -m {method} -b gloo\nimport time, torch, torch.distributed as dist; x = 'kept'"))
+    cell = kernel.submit(f"%%ranks\n{UNABLE}print('begins')\ntime.sleep(60)").until("begins", 1)
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    reply = kernel.execute("%%ranks\nx")
+    assert "rank 0 of 2: RuntimeError: the process group could not be made anew: OSError: no room" in reply.traceback
+    assert (
+        ok(kernel.execute("%%ranks\nt = torch.ones(1); dist.all_reduce(t); x, t.item()")).result
+        == "[0-1] ('kept', 2.0)"
+    )
+    ok(kernel.execute("%ranks stop"))
+
+
 def test_a_run_whose_directory_was_deleted_ends_as_others_and_so_does_the_next(kernel: Kernel) -> None:
     told = kernel.folder / "told"
     body = f"""%%spawn 2

@@ -14,8 +14,9 @@ from functools import partial
 
 from torch.multiprocessing import ProcessContext
 
+from nbspawn import buffers
 from nbspawn.engine import forkserver, inherited, signals
-from nbspawn.engine.directories import OwnedDirectory, run_directories
+from nbspawn.engine.directories import run_directories
 from nbspawn.engine.exits import Exits
 from nbspawn.engine.guard import guard
 from nbspawn.engine.logs import LogTail
@@ -94,7 +95,7 @@ class LocalRanks(ProcessContext):
         self._unreached: set[int] = set()
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._groups = 0
-        self._spare: OwnedDirectory | None = None
+        self._store = -1
         self._told: list[str] = []
         self._nudge_at = math.inf
         self._asked_where = False
@@ -159,12 +160,17 @@ class LocalRanks(ProcessContext):
         """Have the kept ranks begin anew what they share. True if that is a group of ``--backend``."""
         self._groups += 1
         ours = self._launch.backend is not None
-        if not self.files.private.is_dir() and self._spare is None:
-            self._spare = OwnedDirectory("runs")  # somebody has deleted the other
-        folder = self.files.private if self._spare is None else self._spare.path
+        self._forget_store()  # a command has ended since, so that all ranks have left it
+        if ours:
+            self._store = inherited.keep_from_children(buffers.anonymous_file())
         for rank in self.sentinels.values():
-            self.send(rank, Regroup(self._groups, f"{folder / self.files.store.name}-{self._groups}" if ours else ""))
+            self.send(rank, Regroup(self._groups, f"/proc/{os.getpid()}/fd/{self._store}" if ours else ""))
         return ours
+
+    def _forget_store(self) -> None:
+        if self._store >= 0:
+            inherited.close(self._store)
+            self._store = -1
 
     def gauges(self) -> list[gauges.Reading]:
         """What each rank uses, as it last told."""
@@ -440,6 +446,5 @@ class LocalRanks(ProcessContext):
             self.poll(_TICK)
         if not self._closed:
             self._closed = True
-            if self._spare is not None:
-                self._spare.remove()
+            self._forget_store()
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))

@@ -121,7 +121,8 @@ class Launch:
 class RankInfo:
     """Which rank this process is, its run, and what it runs now. ``ordinal`` is the rank's number to the program, the
     same but for torch_xla, which gives its own on a TPU (rank/xla.py). ``names`` are what IPython calls the notebook's
-    cells, by file name; ``imported`` tells what the rank imports; ``regrouped`` is the number of the last ``Regroup``.
+    cells, by file name; ``imported`` tells what the rank imports; ``regrouped`` is the number of the last ``Regroup``,
+    ``ungrouped`` what it failed with.
     Who has something to do when a further command begins, when it has ended, or some times a second meanwhile (in
     another thread, which passes whether the rank seems to wait), adds it to the lists."""
 
@@ -133,6 +134,7 @@ class RankInfo:
     names: dict[str, str] = field(default_factory=dict)
     imported: News = field(default_factory=News)
     regrouped: int = 0
+    ungrouped: Exception | None = None
     on_begin: list[Callable[[], None]] = field(default_factory=list)
     on_end: list[Callable[[], None]] = field(default_factory=list)
     on_look: list[Callable[[bool], object]] = field(default_factory=list)

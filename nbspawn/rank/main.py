@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from nbspawn import buffers, payload
 from nbspawn.messages import (
+    UNGROUPED,
     Close,
     Event,
     Imported,
@@ -138,7 +139,10 @@ def _next(info: RankInfo, channel: Channel) -> bool:
         except EOFError:
             return False
         if isinstance(command, Regroup):
-            environment.regroup(info, command)
+            try:
+                environment.regroup(info, command)
+            except Exception as error:
+                info.ungrouped = error  # the rank's variables are still good
         elif isinstance(command, (RunCell, RunFunction)):
             info.begin(command)
             channel.turn = command.turn
@@ -164,6 +168,10 @@ def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
 
 def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     command = info.command
+    if (lost := info.ungrouped) is not None:
+        info.ungrouped = None
+        error = RuntimeError(f"{UNGROUPED}: {type(lost).__name__}: {lost}")
+        return outcome.failed(info.rank, error.with_traceback(lost.__traceback__), skip=__file__)
     if isinstance(command, RunCell):
         from nbspawn.rank import shell
 
