@@ -112,7 +112,10 @@ class PrivateServer:
         end = time.monotonic() + _START_SECONDS
         begun = False
         self._needed += tuple(name for name in modules if name not in self._needed)
-        while not self._serves(environment):
+        while True:
+            ended = self._warming is None or not self._warming.is_alive()  # asked first: it serves, and then it ends
+            if self._serves(environment):
+                break
             if self._current is not None and (lost := _lost(self._current)):
                 self._give_up_current(lost)
             if self._starting and stopped(self._starting):
@@ -120,7 +123,8 @@ class PrivateServer:
                 begun = False
             if self._current is not None and not begun:
                 self._cancel()  # what is being imported is not for these ranks
-            if self._warming is None or not self._warming.is_alive():
+                ended = True
+            if ended:
                 if begun:
                     raise OSError(f"{self._failure} (python -m nbspawn tells more)")
                 begun = True
