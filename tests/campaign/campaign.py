@@ -143,6 +143,7 @@ class Place:
         self.path = Path(tempfile.mkdtemp(prefix="nbc-", dir="/tmp"))
         mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "campaign", self.path]
         self.mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        self._read_only = False
         self._filler = self.path / "filler"
 
     def fill(self) -> None:
@@ -151,14 +152,18 @@ class Place:
             while file.write(bytes(1 << 16)):
                 pass
 
-    def remount(self, how: str) -> None:
-        """'ro' or 'rw'. Files that are open for writing keep the first from being so."""
-        subprocess.run(["mount", "-o", f"remount,{how}", self.path], capture_output=True, check=False)
+    def protect(self) -> None:
+        """Nothing can be made or opened for writing. A mount above the other: files that are open keep that from being
+        made read-only."""
+        subprocess.run(["mount", "--bind", self.path, self.path], check=True)
+        self._read_only = True
+        subprocess.run(["mount", "-o", "remount,bind,ro", self.path], check=True)
 
     def mend(self) -> None:
         """As before."""
-        if self.mounted:
-            self.remount("rw")
+        if self._read_only:
+            subprocess.run(["umount", "-l", self.path], check=True)
+            self._read_only = False
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -287,7 +292,7 @@ class Campaign:
                 cell.wait(0.2)
             waited = time.monotonic() - began
             if waited > _PATIENCE and not self._pressed_at:
-                self._press(step)
+                self._press()
             if self._pressed_at and time.monotonic() - self._pressed_at > _STOPPED_WITHIN * self._slack:
                 raise Violation(f"Stop has not ended the cell within {_STOPPED_WITHIN * self._slack:g} s\n{cell.reply}")
         took = time.monotonic() - self._pressed_at
@@ -295,13 +300,9 @@ class Campaign:
             raise Violation(f"Stop took {took:.1f} s\n{cell.reply}")
         return cell.reply
 
-    def _press(self, step: Step) -> None:
-        """Stop; in the background that ends the wait alone, so the handle is told first."""
-        if step.mode == "background":
-            # The kernel is busy with the wait: end that, then the ranks.
-            self.kernel.interrupt()
-        else:
-            self.kernel.interrupt()
+    def _press(self) -> None:
+        """Stop; of a run in the background that ends the wait alone."""
+        self.kernel.interrupt()
         self._pressed_at = time.monotonic()
 
     # ------------------------------------------------------------ faults
@@ -320,10 +321,10 @@ class Campaign:
         number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
         match step.fault:
             case "stop" | "stop twice":
-                self._press(step)
+                self._press()
                 if step.fault == "stop twice":
                     time.sleep(chance.uniform(0, 0.5))
-                    self._press(step)
+                    self._press()
             case "kill a rank" | "freeze a rank":
                 if ranks := [one for one in kernel.ranks() if "sleep" not in one.name()]:
                     chance.choice(ranks).send_signal(number)
@@ -333,11 +334,11 @@ class Campaign:
                 for path in self.place.path.glob("nbspawn-*"):
                     shutil.rmtree(path, ignore_errors=True)
             case "full disk" if self.place.mounted:
+                self._restored.append(self.place.mend)
                 self.place.fill()
-                self._restored.append(self.place.mend)
             case "read-only disk" if self.place.mounted:
-                self.place.remount("ro")
                 self._restored.append(self.place.mend)
+                self.place.protect()
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
                 sign = "multiprocessing.forkserver" if "server" in whom else "guardian.py"
                 for child in psutil.Process(kernel.pid).children():
@@ -358,6 +359,9 @@ class Campaign:
             numbers = [int(number) for number in re.findall(rf"^{step.token} {rank} (\d+)\.$", written, re.MULTILINE)]
             if numbers != list(range(len(numbers))):
                 raise Violation(f"the log of rank {rank} has holes: {numbers}")
+            said = re.search(r"say\(T, rank, (\d+)", CELLS[step.kind])
+            if said and reply.status == "ok" and step.mode != "background" and len(numbers) != int(said[1]):
+                raise Violation(f"the log of rank {rank} lacks lines: {len(numbers)} of {said[1]}\n{reply}")
             seen = [int(n) for line in reply.of(rank) for n in re.findall(rf"^{step.token} {rank} (\d+)\.$", line)]
             if not set(seen) <= set(numbers):
                 raise Violation(f"shown of rank {rank}, and not in its log: {sorted(set(seen) - set(numbers))}")
