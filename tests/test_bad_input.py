@@ -209,6 +209,7 @@ def test_unloading_has_nothing_to_say_of_ranks_that_have_ended(own_kernel: Kerne
         ("-b cpu:gloo:x", "'cpu:gloo:x' does not name one backend for each kind of device: write it as cpu:gloo,"),
         ("-b cpu:gloo,cpu:gloo", "does not name one backend for each kind of device"),
         ("-b toaster:gloo", "does not name one backend for each kind of device"),
+        ("--env RANK=0", "RANK is each rank's own number, and cannot be set for all of them"),
         ("--env MASTER_PORT=abc", "MASTER_PORT has to be a number from 1 to 65535, not 'abc'"),
         ("--env MASTER_PORT=", "MASTER_PORT has to be a number from 1 to 65535, not ''"),
         ("--env MASTER_PORT=65536", "MASTER_PORT has to be a number from 1 to 65535, not '65536'"),

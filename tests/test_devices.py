@@ -100,7 +100,7 @@ def test_nccl_where_it_cannot_work(gpus: Machine, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(nbspawn.UsageError, match="built without CUDA: use -b gloo"):
         resolve(2, "nccl", {})
     gpus(2)
-    with pytest.raises(nbspawn.UsageError, match="2 GPUs for 4 ranks: use 2 ranks"):
+    with pytest.raises(nbspawn.UsageError, match="4 ranks need 4 of them, and can see 2"):
         resolve(4, "nccl", {})
 
 

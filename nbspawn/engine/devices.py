@@ -75,12 +75,17 @@ def _accelerator(nprocs: int | str, backend: str | None) -> str:
     return by_backend or by_number
 
 
+_OWN = ("RANK", "LOCAL_RANK", "ROLE_RANK")
+
+
 def _check_environment(env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(f"{name!r:.60} cannot be the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
             raise UsageError(f"the environment variable {name} has to be text without NUL, not {value!r:.60}")
+        if name in _OWN:
+            raise UsageError(f"{name} is each rank's own number, and cannot be set for all of them")
     port = env.get("MASTER_PORT")
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
         raise UsageError(f"MASTER_PORT has to be a number from 1 to 65535, not {port!r:.60}")
@@ -133,8 +138,8 @@ def _check_nccl(ranks: int, found: int) -> None:
         raise UsageError("nccl needs GPUs, and this torch is built without CUDA: use -b gloo (or auto)")
     if 0 < found < ranks:
         raise UsageError(
-            f"nccl has one rank a GPU, and there are {found} GPUs for {ranks} ranks: use {found} ranks (or gpu), or "
-            "-b gloo"
+            f"nccl has one rank a GPU: {ranks} ranks need {ranks} of them, and can see {found}. Use -b gloo, or `gpu`, "
+            "which is as many ranks as GPUs"
         )
 
 

@@ -72,4 +72,5 @@ def _device_memory() -> int:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return -1
-    return int(torch.cuda.memory_allocated())
+    # Of each: which one is current is a thread's own matter, and this is not the thread that has chosen one.
+    return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
