@@ -281,8 +281,11 @@ class Pool:
         elif any(rank.stop for rank in run.ranks) or any(
             failure.is_echo or UNGROUPED in failure.what for failure in context.failures
         ):
-            told = "The process group was broken, and is made anew." if context.regroup() else ""
-            self.regrouped = self.regrouped or bool(told)
+            try:
+                told = "The process group was broken, and is made anew." if context.regroup() else ""
+                self.regrouped = self.regrouped or bool(told)
+            except OSError as lack:
+                told = f"The process group was broken, and cannot be made anew yet: {lack.strerror}."
         else:
             told = ""
         return replace(run, notes=(*run.notes, told)) if told else run

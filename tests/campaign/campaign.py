@@ -327,7 +327,7 @@ class Campaign:
                     self._press()
             case "kill a rank" | "freeze a rank":
                 if ranks := [one for one in kernel.ranks() if "sleep" not in one.name()]:
-                    chance.choice(ranks).send_signal(number)
+                    _send(chance.choice(ranks), number)
             case "kill the kernel":
                 kernel.kill()
             case "delete the directory":
@@ -343,7 +343,7 @@ class Campaign:
                 sign = "multiprocessing.forkserver" if "server" in whom else "guardian.py"
                 for child in psutil.Process(kernel.pid).children():
                     if sign in " ".join(child.cmdline()):
-                        child.send_signal(number)
+                        _send(child, number)
 
     # ------------------------------------------------------------ what must hold
 
@@ -414,6 +414,14 @@ class Campaign:
         self._until(lambda: not kernel.alive, "the kernel has been killed")
         self._until(lambda: not self._marked(), f"ranks end with their kernel: {self._marked()}")
         self.close()
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """And wait until it is so: what is about to die still takes what it is given."""
+    process.send_signal(number)
+    end = time.monotonic() + _HANGS
+    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 @contextlib.contextmanager
