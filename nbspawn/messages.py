@@ -303,7 +303,8 @@ UNGROUPED = "the process group could not be made anew"  # by Regroup: what the r
 @dataclass(frozen=True)
 class Regroup:
     """Ranks may have made different calls: what they share has to begin anew. ``number`` tells this time from the
-    others; ``store`` is a fresh file at which to make the process group of ``--backend`` again, '' if there is none."""
+    others; ``store`` is the file at which to make the process group of ``--backend`` again, '' if there is none. It is
+    one file for all times: a FileStore opens its file once more when it is destroyed, at the end of the rank maybe."""
 
     number: int
     store: str

@@ -28,7 +28,8 @@ class Hub:
         """Called with every message, and the number of the command that it belongs to."""
         self._selector = selector
         self._connections: dict[int, _Connection] = {}
-        self._strangers: set[_Connection] = set()
+        self._strangers: list[_Connection] = []
+        self._accepted = 0
         self._waiting: dict[int, list[bytes]] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
@@ -83,15 +84,23 @@ class Hub:
                 # The next look tries again; the selector would tell of it without end.
                 self._listen(False)
                 return
-            self._strangers.add(_Connection(accepted, self._selector, self._received))
+            self._accepted += 1
+            self._strangers.append(_Connection(self._accepted, accepted, self._selector, self._received))
 
     def _received(self, connection: _Connection, event: Event, turn: int) -> None:
         if connection.rank is None:  # the first message tells whose connection this is
             connection.rank = event.rank
-            self._strangers.discard(connection)
-            self._connections[event.rank] = connection
-            for frame in self._waiting.pop(event.rank, []):
-                connection.write(frame)
+            self._strangers.remove(connection)
+            known = self._connections.get(event.rank)
+            if known is None or known.number < connection.number:
+                self._connections[event.rank] = connection
+                # If the rank has connected again, what it had said before comes first: on the connection that it had,
+                # of which may be known neither that it has ended nor whose it was.
+                for other in [*self._strangers, *filter(None, [known])]:
+                    if other.number < connection.number:
+                        other.read()
+                for frame in self._waiting.pop(event.rank, []):
+                    connection.write(frame)
         if self.heard is not None:
             self.heard(event, turn)
 
@@ -99,10 +108,13 @@ class Hub:
 class _Connection:
     def __init__(
         self,
+        number: int,
         accepted: socket.socket,
         selector: selectors.BaseSelector,
         received: Callable[[_Connection, Event, int], None],
     ):
+        self.number = number
+        """Counted in the order in which they were made."""
         self.rank: int | None = None
         self._socket = accepted
         self._selector = selector

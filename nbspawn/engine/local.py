@@ -160,17 +160,11 @@ class LocalRanks(ProcessContext):
         """Have the kept ranks begin anew what they share. True if that is a group of ``--backend``."""
         self._groups += 1
         ours = self._launch.backend is not None
-        self._forget_store()  # a command has ended since, so that all ranks have left it
-        if ours:
+        if ours and self._store < 0:
             self._store = inherited.keep_from_children(buffers.anonymous_file())
         for rank in self.sentinels.values():
             self.send(rank, Regroup(self._groups, f"/proc/{os.getpid()}/fd/{self._store}" if ours else ""))
         return ours
-
-    def _forget_store(self) -> None:
-        if self._store >= 0:
-            inherited.close(self._store)
-            self._store = -1
 
     def gauges(self) -> list[gauges.Reading]:
         """What each rank uses, as it last told."""
@@ -446,5 +440,6 @@ class LocalRanks(ProcessContext):
             self.poll(_TICK)
         if not self._closed:
             self._closed = True
-            self._forget_store()
+            if self._store >= 0:
+                inherited.close(self._store)
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))

@@ -118,7 +118,8 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
         return
     import torch.distributed as dist
 
-    store = _make_group(info, os.fspath(launch.files.store))
+    store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
+    _make_group(info, store)
     yield
     if dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()
@@ -143,7 +144,7 @@ def regroup(info: RankInfo, command: Regroup) -> None:
         found = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
         models = [model for model in found if model.process_group is dist.group.WORLD]
         dist.destroy_process_group()
-    _make_group(info, command.store)
+    _make_group(info, dist.PrefixStore(str(command.number), dist.FileStore(command.store, info.launch.world_size)))
     for model in models:
         # Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled.
         model.process_group = dist.group.WORLD
@@ -151,8 +152,7 @@ def regroup(info: RankInfo, command: Regroup) -> None:
     gc.collect()  # the old group, with a thread and its sockets, is in a cycle with the traceback of what broke it
 
 
-def _make_group(info: RankInfo, path: str) -> Any:
-    """Returns the group's store."""
+def _make_group(info: RankInfo, store: Any) -> None:
     import torch.distributed as dist
 
     launch = info.launch
@@ -161,9 +161,7 @@ def _make_group(info: RankInfo, path: str) -> Any:
         from nbspawn.rank import xla
 
         backend = xla.backend()
-    store = dist.FileStore(path, launch.world_size)
     # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
     timeout = datetime.timedelta(days=1) if launch.patient else None
     dist.init_process_group(backend, timeout=timeout, store=store, rank=info.ordinal, world_size=launch.world_size)
     store.add(_CONNECTED, 1)
-    return store
