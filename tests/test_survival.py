@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import selectors
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,11 @@ from leftovers import marked_pids, until
 
 import nbspawn
 from nbspawn.engine import forkserver
+from nbspawn.engine.channel import Hub
 from nbspawn.engine.directories import sweep
 from nbspawn.engine.guard import guard
+from nbspawn.messages import Close, Event, Imported, Started
+from nbspawn.rank.channel import Channel
 from nbspawn.status import Run
 from nbspawn.views import StreamView
 from nbspawn.watch import Terms
@@ -454,6 +458,27 @@ def test_kept_ranks_that_closed_every_descriptor_run_on(kernel: Kernel, method: 
     assert cell.wait().ename == "KeyboardInterrupt"
     assert ok(kernel.execute("%%ranks\nx")).result == "[0] 0\n[1] 1"
     ok(kernel.execute("%ranks stop"))
+
+
+def test_what_a_rank_has_said_on_its_old_connection_comes_first(tmp_path: Path) -> None:
+    """It was over, and had connected again, before the kernel looked: whichever of both is heard first."""
+    with selectors.DefaultSelector() as selector:
+        hub = Hub(tmp_path / "socket", 1, selector)
+        heard: list[Event] = []
+        hub.heard = lambda event, turn: heard.append(event)
+        said = [Started(0, 1, 0.0), Imported(0, ("a",)), Imported(0, ("b",))]
+        channel = Channel(tmp_path / "socket")
+        channel.send(said[0])
+        os.close(channel._socket.fileno())
+        for event in said[1:]:
+            channel.send(event)
+        hub._accept()
+        for connection in reversed(hub._strangers):
+            connection.read()
+        hub.send(0, Close())
+        assert heard == said and isinstance(channel.receive(), Close)
+        hub.close()
+        channel.close()
 
 
 # ---------------------------------------------------------------- ranks and their kernel
