@@ -510,3 +510,10 @@ def print_beyond_the_limit(rank: int, how: str) -> None:
 def leave_child(rank: int, folder: str) -> None:
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     Path(folder, f"child-{rank}").write_text(str(child.pid))
+
+
+def leave_a_child_and_stop(rank: int, guardian: int) -> int:
+    """The child is in a session of its own, so that only the guardian, which is stopped, can end it."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    os.kill(guardian, signal.SIGSTOP)
+    return child.pid

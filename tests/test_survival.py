@@ -342,6 +342,13 @@ def test_the_guardian_is_started_again(number: signal.Signals) -> None:
 
 
 @clean
+def test_a_guardian_that_was_stopped_does_not_spare_what_ranks_leave_behind() -> None:
+    nbspawn.spawn(ranks.succeed, start_method="fork")
+    (child,) = nbspawn.spawn(ranks.leave_a_child_and_stop, (guard.pid,), start_method="fork")
+    until(lambda: not lives(child))
+
+
+@clean
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("how", ["ignored", "waited for"])
 def test_children_whose_end_this_process_is_not_told(method: str, how: str) -> None:

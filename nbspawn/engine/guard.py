@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from nbspawn.engine import inherited
 from nbspawn.guardian import started_at, stopped
 
 _log = logging.getLogger(__name__)
+
+_AGAIN = 8  # runs that have ended, of which a guardian that is started again is told: the other may not have heard it
 
 
 class Guard:
@@ -28,6 +31,7 @@ class Guard:
         self._since = ""
         self._pipe = -1
         self._runs: dict[Path, list[bytes]] = {}
+        self._ended: deque[bytes] = deque(maxlen=_AGAIN)
 
     def begin(self, run: Path) -> None:
         """Ranks of the run in this directory are about to start."""
@@ -35,31 +39,35 @@ class Guard:
             return
         if self.pid is None:
             self._start()
-        elif started_at(self.pid) != self._since or stopped(self.pid):
-            self._start_again("it was killed, or stopped")
         event = b"+%b\0" % os.fsencode(run)
-        self._tell(event)
         self._runs[run] = [event]
+        self._tell(event, looks=True)
 
     def watch(self, run: Path, pid: int) -> None:
         """A rank of the run has started."""
         if run in self._runs:
             event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
-            self._tell(event)
             self._runs[run].append(event)
+            self._tell(event)
 
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
         if self._runs.pop(run, None) is not None:
-            self._tell(b"-%b\0" % os.fsencode(run))
+            event = b"-%b\0" % os.fsencode(run)
+            self._ended.append(b"+%b\0" % os.fsencode(run) + event)
+            self._tell(event, looks=True)
 
-    def _tell(self, event: bytes) -> None:
-        """It reads at once, unless it is stuck, and then this must not be."""
+    def _tell(self, event: bytes, looks: bool = False) -> None:
+        """It reads at once, unless it is stuck, and then this must not be. ``looks`` whether somebody has killed or
+        stopped it. Who is started again is told all."""
+        assert self.pid is not None
+        if looks and (started_at(self.pid) != self._since or stopped(self.pid)):
+            self._start_again("it was killed, or stopped")
+            return
         try:
             os.write(self._pipe, event)
-        except OSError as lost:  # somebody has killed it, or stopped it; or closed the pipe
+        except OSError as lost:  # it was stopped, and the pipe is full; or somebody has closed the pipe
             self._start_again(str(lost))
-            os.write(self._pipe, event)
 
     def _start_again(self, why: str) -> None:
         _log.warning("the guardian is started again: %s", why)
@@ -71,7 +79,7 @@ class Guard:
         with suppress(OSError):
             inherited.close(self._pipe)
         self._start()
-        os.write(self._pipe, b"".join(event for run in self._runs.values() for event in run))
+        os.write(self._pipe, b"".join([*self._ended, *(event for run in self._runs.values() for event in run)]))
 
     def _start(self) -> None:
         readable, writable = os.pipe()
