@@ -252,6 +252,37 @@ def waiting(folder: Path, value: object, method: str, nprocs: int = 2) -> Any:
     return context
 
 
+def test_a_start_that_finds_no_room_says_where_and_leaves_nothing() -> None:
+    folder = tempfile.mkdtemp(prefix="nbt-", dir="/tmp")  # short, so that it is used
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "test", folder], capture_output=True).returncode:
+        os.rmdir(folder)
+        pytest.skip("only root may mount")
+    text = """
+import os, sys, nbspawn, rank_functions as ranks
+if __name__ == "__main__":
+    nbspawn.spawn(ranks.succeed, start_method="fork")
+    try:
+        with open(os.environ["TMPDIR"] + "/filler", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    except OSError:
+        pass
+    try:
+        nbspawn.spawn(ranks.succeed, start_method="fork")
+    except nbspawn.StartError as error:
+        print(error)
+"""
+    env = {**os.environ, "TMPDIR": folder, "PYTHONPATH": os.path.dirname(__file__)}
+    try:
+        ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=90, env=env)
+        left = os.listdir(folder)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+        os.rmdir(folder)
+    told = f"No space left on device in {folder!r}. Make room there, or start the kernel with another TMPDIR."
+    assert told in ran.stdout and left == ["filler"], (left, ran.stdout + ran.stderr)
+
+
 @clean
 @both
 def test_a_run_goes_on_while_the_kernel_has_no_descriptor_left(tmp_path: Path, method: str) -> None:

@@ -38,10 +38,11 @@ class OwnedDirectory:
     def __init__(self, purpose: str) -> None:
         _sweep_once()
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=_base()))
-        self._lock = os.open(self.path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.write(self._lock, _signature(self.path))
-        inherited.keep_from_children(self._lock)
+        try:
+            self._lock = _signed(self.path)
+        except BaseException:  # no room; unsigned, it would stay for ever
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         # systemd-tmpfiles spares a directory that is locked itself, whatever its age.
         self._held = inherited.keep_from_children(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         with contextlib.suppress(OSError):
@@ -59,6 +60,18 @@ class OwnedDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
         inherited.close(self._held)
         inherited.close(self._lock)
+
+
+def _signed(path: Path) -> int:
+    """Sign the directory; returns what locks it."""
+    fd = inherited.keep_from_children(os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, _signature(path))
+    except BaseException:
+        inherited.close(fd)
+        raise
+    return fd
 
 
 def _signature(path: Path) -> bytes:

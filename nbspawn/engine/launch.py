@@ -239,8 +239,10 @@ def start(job: Job, nprocs: int, choice: Choice, packed: Any, options: Options) 
                     filled.result()
                 context = LocalContext(started, files, resources, launch, logs)
         except (OSError, EOFError) as refusal:
-            where = f" in {tempfile.gettempdir()!r}" if getattr(refusal, "errno", None) in _NO_ROOM else ""
-            raise StartError(f"the system did not start {nprocs} ranks: {refusal}{where}") from None
+            told = f"the system did not start {nprocs} ranks: {refusal}"
+            if getattr(refusal, "errno", None) in _NO_ROOM:
+                told += f" in {tempfile.gettempdir()!r}. Make room there, or start the kernel with another TMPDIR."
+            raise StartError(told) from None
         undo.pop_all()
         if packed is not None:
             packed[0].close()
