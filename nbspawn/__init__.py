@@ -59,7 +59,11 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'nbspawn' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    from nbspawn.engine import interrupt_flag
+
+    with interrupt_flag.held():
+        module = importlib.import_module(_HOME[name])
+    value = globals()[name] = getattr(module, name)
     return value
 
 

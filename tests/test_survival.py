@@ -421,6 +421,26 @@ class Hangs:
 """
 
 
+PRESS = """
+import os, signal, sys, threading, time
+def _press():
+    while "torch.nn" not in sys.modules:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=_press, daemon=True).start()"""
+
+
+@pytest.mark.parametrize("cell", ["%%spawn 2\nrank", "import nbspawn\nnbspawn.spawn(print)"])
+def test_stop_does_not_spoil_the_import_of_torch(tmp_path: Path, cell: str) -> None:
+    with Kernel(tmp_path) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        ok(kernel.execute(PRESS))
+        reply = kernel.execute(cell)
+        assert reply.ename == "KeyboardInterrupt", reply
+        assert reply.traceback == "KeyboardInterrupt: nothing was started: torch was being imported."
+        assert ok(kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
+
+
 @both
 def test_stop_ends_a_repr_that_does_not_return(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(f"%%spawn 2 -m {method}\n{HANGS}print('made')\nHangs()").until("made")

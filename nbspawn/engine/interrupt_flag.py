@@ -24,6 +24,18 @@ def pressed() -> bool:
     return any(flag.count for flag in _entered)
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Stop waits until this, which imports torch, is through: a torch whose import was given up half-way can neither be
+    used nor imported again in this process ("duplicate registrations")."""
+    with InterruptFlag() as flag:
+        yield
+    if flag.count:
+        from nbspawn.errors import interrupted
+
+        raise interrupted((), "nothing was started: torch was being imported")
+
+
 class InterruptFlag:
     """Counts interrupts while it is entered; the handler that was there comes back afterwards. ``on_press`` is called
     at each, between two instructions of the main thread: Python goes on with a ``select`` that a signal interrupts."""

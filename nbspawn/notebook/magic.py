@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
+from nbspawn.engine import interrupt_flag
 from nbspawn.notebook import arguments
 from nbspawn.notebook.auto import AutoMode
 
@@ -30,10 +31,11 @@ class SpawnMagics(Magics):
     @cell_magic
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
-        from nbspawn.errors import UsageError
-        from nbspawn.notebook import cell as cells
-        from nbspawn.notebook import ranks
-        from nbspawn.session import Session
+        with interrupt_flag.held():
+            from nbspawn.errors import UsageError
+            from nbspawn.notebook import cell as cells
+            from nbspawn.notebook import ranks
+            from nbspawn.session import Session
 
         given = arguments.parse(line)
         if given.help:
@@ -69,9 +71,10 @@ class SpawnMagics(Magics):
 
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> Any:
-        from nbspawn.errors import UsageError
-        from nbspawn.notebook import cell as cells
-        from nbspawn.notebook import ranks
+        with interrupt_flag.held():
+            from nbspawn.errors import UsageError
+            from nbspawn.notebook import cell as cells
+            from nbspawn.notebook import ranks
 
         if cell is None:
             return ranks.do(line, self.sessions, self.auto)
