@@ -169,8 +169,7 @@ class Watch:
             return run
         if reply.kind == "interrupt":
             self._interrupted.press()
-            # Now: the rank that asked may have raised KeyboardInterrupt by the time that the press is heeded.
-            self._stopped_by_person = self._stopped_by_person or not self._context.failures
+            run = self._decide(run)  # before the rank that asked hears of it, and raises KeyboardInterrupt by itself
         now = time.monotonic()
         replies, told = self._turns.answers(request, reply, run, now, views.source)
         self._view.say(told)

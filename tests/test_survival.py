@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from kernels import Kernel, lives, ok, once, wait_gone, wait_until
 from leftovers import marked_pids, until
 
 import nbspawn
-from nbspawn.engine import forkserver
+from nbspawn.engine import forkserver, inherited
 from nbspawn.engine.channel import Hub
 from nbspawn.engine.directories import sweep
-from nbspawn.engine.guard import guard
+from nbspawn.engine.guard import Guard, guard
 from nbspawn.messages import Close, Event, Imported, Started
 from nbspawn.rank.channel import Channel
 from nbspawn.status import Run
@@ -370,6 +371,26 @@ def test_the_guardian_is_started_again(number: signal.Signals) -> None:
     until(lambda: not lives(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     nbspawn.spawn(ranks.succeed, start_method="fork")
     assert guard.pid not in (pid, None) and not lives(pid)
+
+
+def test_the_guardian_serves_several_threads(tmp_path: Path) -> None:
+    own = Guard()
+
+    def begin_and_end(thread: int) -> None:
+        for number in range(8):
+            run = tmp_path / f"{thread}-{number}"
+            own.begin(run)
+            assert own.pid is not None
+            with suppress(ProcessLookupError):  # another thread has started it again
+                os.kill(own.pid, signal.SIGSTOP)
+            own.end(run)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(begin_and_end, range(4)))
+    assert own.pid is not None
+    inherited.close(own._pipe)
+    os.kill(own.pid, signal.SIGKILL)
+    os.waitpid(own.pid, 0)
 
 
 @clean

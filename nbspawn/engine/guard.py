@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ class Guard:
 
     def _forget(self) -> None:
         self.pid: int | None = None
+        self._lock = threading.Lock()  # runs in the background end in threads of their own
         self._since = ""
         self._pipe = -1
         self._runs: dict[Path, list[bytes]] = {}
@@ -37,25 +39,28 @@ class Guard:
         """Ranks of the run in this directory are about to start."""
         if sys.platform != "linux":
             return
-        if self.pid is None:
-            self._start()
         event = b"+%b\0" % os.fsencode(run)
-        self._runs[run] = [event]
-        self._tell(event, looks=True)
+        with self._lock:
+            if self.pid is None:
+                self._start()
+            self._runs[run] = [event]
+            self._tell(event, looks=True)
 
     def watch(self, run: Path, pid: int) -> None:
         """A rank of the run has started."""
-        if run in self._runs:
-            event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
-            self._runs[run].append(event)
-            self._tell(event)
+        with self._lock:
+            if run in self._runs:
+                event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
+                self._runs[run].append(event)
+                self._tell(event)
 
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
-        if self._runs.pop(run, None) is not None:
-            event = b"-%b\0" % os.fsencode(run)
-            self._ended.append(b"+%b\0" % os.fsencode(run) + event)
-            self._tell(event, looks=True)
+        with self._lock:
+            if self._runs.pop(run, None) is not None:
+                event = b"-%b\0" % os.fsencode(run)
+                self._ended.append(b"+%b\0" % os.fsencode(run) + event)
+                self._tell(event, looks=True)
 
     def _tell(self, event: bytes, looks: bool = False) -> None:
         """It reads at once, unless it is stuck, and then this must not be. ``looks`` whether somebody has killed or
