@@ -11,8 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbspawn.api import spawn as spawn
-    from nbspawn.api import start_processes as start_processes
+    from nbspawn._api import spawn as spawn
+    from nbspawn._api import start_processes as start_processes
+    from nbspawn._results import Results as Results
+    from nbspawn._session_api import Session as Session
     from nbspawn.errors import (
         PayloadError as PayloadError,
     )
@@ -34,16 +36,14 @@ if TYPE_CHECKING:
     from nbspawn.errors import (
         UsageError as UsageError,
     )
-    from nbspawn.results import Results as Results
-    from nbspawn.session import Session as Session
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "spawn": "nbspawn.api",
-    "start_processes": "nbspawn.api",
-    "Session": "nbspawn.session",
-    "Results": "nbspawn.results",
+    "spawn": "nbspawn._api",
+    "start_processes": "nbspawn._api",
+    "Session": "nbspawn._session_api",
+    "Results": "nbspawn._results",
     "SpawnError": "nbspawn.errors",
     "UsageError": "nbspawn.errors",
     "StartError": "nbspawn.errors",
@@ -59,7 +59,7 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'nbspawn' has no attribute {name!r}")
-    from nbspawn.engine import interrupt_flag
+    from nbspawn._engine import interrupt_flag
 
     with interrupt_flag.held():
         module = importlib.import_module(_HOME[name])
@@ -73,13 +73,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext nbspawn``."""
-    from nbspawn.notebook import extension
+    from nbspawn._notebook import extension
 
     extension.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext nbspawn``."""
-    from nbspawn.notebook import extension
+    from nbspawn._notebook import extension
 
     extension.unload(shell)

@@ -61,7 +61,7 @@ def versions() -> list[Row]:
 
 def machine() -> list[Row]:
     """What ranks have to share, and what the system lets nbspawn do."""
-    from nbspawn.engine.launch import cores
+    from nbspawn._engine.launch import cores
 
     return [
         ("cores", f"{cores()} of {os.cpu_count()} usable"),
@@ -76,8 +76,8 @@ def machine() -> list[Row]:
 
 def start_methods(every_method: bool) -> list[Row]:
     """Whether ranks can be started in each way, and how long two of them take, from the call to the results."""
-    from nbspawn.engine.fork_safety import unsafe_to_fork
-    from nbspawn.engine.forkserver import server
+    from nbspawn._engine.fork_safety import unsafe_to_fork
+    from nbspawn._engine.forkserver import server
 
     hazards = unsafe_to_fork() if hasattr(os, "fork") else ["this system has no fork"]
     rows = [("fork is safe here", "no: " + "; and ".join(hazards) if hazards else "yes: nothing found against it")]
@@ -93,8 +93,8 @@ def start_methods(every_method: bool) -> list[Row]:
 
 def _preloaded() -> list[Row]:
     """What the fork server imports in notebooks of this environment, beside torch, and what it does not."""
-    from nbspawn.engine import learned
-    from nbspawn.engine.forkserver import memory_limit, server
+    from nbspawn._engine import learned
+    from nbspawn._engine.forkserver import memory_limit, server
 
     server.learned.recall()
     found = server.learned
@@ -111,8 +111,8 @@ def _preloaded() -> list[Row]:
 
 def devices() -> list[Row]:
     """The GPUs and TPUs that ranks would see. CUDA is initialised in a child alone: here it would make fork unsafe."""
-    from nbspawn.engine import tpu
-    from nbspawn.engine.devices import gpus
+    from nbspawn._engine import tpu
+    from nbspawn._engine.devices import gpus
 
     found = gpus()
     rows = [("GPUs", str(found)), ("TPU chips", str(tpu.chips()))]

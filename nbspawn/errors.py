@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from nbspawn.status import ECHO, is_echo, ranges
+from nbspawn._state.run import ECHO, is_echo, ranges
 
 
 class SpawnError(Exception):

@@ -48,7 +48,7 @@ def workplace() -> Iterator[str]:
     import torch
 
     import nbspawn
-    from nbspawn.engine import forkserver
+    from nbspawn._engine import forkserver
 
     shared = os.environ.get("TMPDIR"), tempfile.tempdir
     util.get_temp_dir()  # multiprocessing's own, once a process and until its end
@@ -86,7 +86,7 @@ def nothing_left(workplace: str) -> Iterator[None]:
 
 WARM = """\
 import torch as _torch  # takes as long as the fork server's own import beside it
-from nbspawn.engine.forkserver import server as _server
+from nbspawn._engine.forkserver import server as _server
 _server.get()
 del _torch, _server
 """

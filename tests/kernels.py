@@ -389,7 +389,7 @@ class Kernel:
                 command = " ".join(child.cmdline())
                 if "multiprocessing.forkserver" in command:
                     found += child.children(recursive=True)
-                elif "multiprocessing.resource_tracker" not in command and "guardian.py" not in command:
+                elif "multiprocessing.resource_tracker" not in command and "_engine/guardian.py" not in command:
                     found += [child, *child.children(recursive=True)]
             except psutil.NoSuchProcess:
                 continue

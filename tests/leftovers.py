@@ -21,9 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from nbspawn.engine import forkserver, local
-from nbspawn.engine.directories import KEPT_RUNS, run_directories, sweep
-from nbspawn.engine.guard import guard
+from nbspawn._engine import forkserver, local
+from nbspawn._engine.directories import KEPT_RUNS, run_directories, sweep
+from nbspawn._engine.guard import guard
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGIO, signal.SIGPIPE)
@@ -138,7 +138,7 @@ def _describe(pid: int) -> str:
 
 
 def kept_logs() -> list[str]:
-    """The files that failed runs have kept (engine/directories.py); at most ``KEPT_RUNS`` runs, nothing but logs."""
+    """The files that failed runs have kept (_engine/directories.py); at most ``KEPT_RUNS`` runs, nothing but logs."""
     runs = glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*")
     assert len({os.path.dirname(run) for run in runs}) <= 1, runs
     assert len(runs) <= KEPT_RUNS, runs

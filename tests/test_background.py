@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from kernels import Cell, Kernel, Reply, lives, ok, wait_until
 
-from nbspawn.background import BehindView
-from nbspawn.views import StreamView
+from nbspawn._session.background import BehindView
+from nbspawn._session.views import StreamView
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
 

@@ -17,12 +17,12 @@ from kernels import Kernel, lives, ok, wait_gone
 
 import nbspawn
 from nbspawn import Session
-from nbspawn.culprit import one_line, parts
-from nbspawn.engine import made_for_one
-from nbspawn.engine.devices import resolve
-from nbspawn.notebook import arguments
-from nbspawn.payload import DESCRIPTORS, Unpackable, Value, pack_variables
-from nbspawn.views import StreamView
+from nbspawn._engine import made_for_one
+from nbspawn._engine.devices import resolve
+from nbspawn._notebook import arguments
+from nbspawn._payload.diagnosis import one_line, parts
+from nbspawn._payload.packing import DESCRIPTORS, Unpackable, Value, pack_variables
+from nbspawn._session.views import StreamView
 
 # ---------------------------------------------------------------- arguments of the functions
 
@@ -49,7 +49,7 @@ def test_all_that_would_be_ignored_is_named() -> None:
 
 def test_the_variables_of_an_error_are_shown_without_a_watch_too(nothing_left: None) -> None:
     context = nbspawn.spawn(divide, join=False, start_method="fork", show_locals=True)
-    assert isinstance(context, nbspawn.engine.context.LocalContext)
+    assert isinstance(context, nbspawn._engine.context.LocalContext)
     with pytest.raises(nbspawn.RankRaisedError, match="numerator = 1"):
         context.join()
 

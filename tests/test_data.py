@@ -19,9 +19,9 @@ import torch
 from kernels import wait_until
 
 import nbspawn
-from nbspawn import buffers
-from nbspawn.messages import Decoder, Returned, encode
-from nbspawn.payload import Value
+from nbspawn._payload.packing import Value
+from nbspawn._protocol import shared_memory
+from nbspawn._protocol.messages import Decoder, Returned, encode
 
 MB = 1_000_000
 
@@ -180,12 +180,12 @@ def test_the_wire() -> None:
 
 def test_buffers_are_private_and_aligned() -> None:
     parts = [memoryview(b"abc"), memoryview(bytes(100)), memoryview(b"")]
-    fd = buffers.write(parts)
-    first, second = (buffers.read([fd], [3, 100, 0]) for _ in range(2))
+    fd = shared_memory.write(parts)
+    first, second = (shared_memory.read([fd], [3, 100, 0]) for _ in range(2))
     os.close(fd)
     first[0][0] = ord("x")
     assert [bytes(part) for part in first] == [b"xbc", bytes(100), b""] and bytes(second[0]) == b"abc"
-    assert [start for start, _ in buffers.places([3, 100, 0])] == [0, 64, 192]
+    assert [start for start, _ in shared_memory.places([3, 100, 0])] == [0, 64, 192]
 
 
 def test_what_has_no_room() -> None:
@@ -207,23 +207,23 @@ def test_what_has_no_room() -> None:
 
 
 def test_many_bytes_are_written_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_STRIPE", 10_000)
+    monkeypatch.setattr(shared_memory, "_STRIPE", 10_000)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     parts = [numpy.random.bytes(size) for size in (3, 30_001, 0, 64, 25_000, 1)]
     sizes = [len(part) for part in parts]
-    fds = buffers.to_be_filled(sum(sizes))
-    buffers.fill(fds, [*map(memoryview, parts)])
-    found = buffers.read(fds, sizes)
-    buffers.close(fds)
+    fds = shared_memory.to_be_filled(sum(sizes))
+    shared_memory.fill(fds, [*map(memoryview, parts)])
+    found = shared_memory.read(fds, sizes)
+    shared_memory.close(fds)
     assert len(fds) == 4 and [bytes(part) for part in found] == parts
 
 
 def test_who_reads_what_is_not_yet_filled_waits() -> None:
-    [fd] = buffers.to_be_filled(3)
+    [fd] = shared_memory.to_be_filled(3)
     told: list[Any] = []
 
     def reader(rank: int) -> bytes:
-        return bytes(buffers.read([fd], [3])[0])
+        return bytes(shared_memory.read([fd], [3])[0])
 
     thread = threading.Thread(target=lambda: told.extend(nbspawn.spawn(reader, nprocs=2, start_method="fork")))
     thread.start()
@@ -232,7 +232,7 @@ def test_who_reads_what_is_not_yet_filled_waits() -> None:
         lambda: sum("->" in lock and inode in lock for lock in Path("/proc/locks").read_text().splitlines()) == 2,
         "both wait",
     )
-    buffers.fill([fd], [memoryview(b"abc")])
+    shared_memory.fill([fd], [memoryview(b"abc")])
     thread.join()
     os.close(fd)
     assert told == [b"abc"] * 2

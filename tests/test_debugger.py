@@ -497,7 +497,7 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
 
 
 def test_stacks_with_and_without_native_frames(kernel: Kernel) -> None:
-    ok(kernel.execute("from nbspawn.engine import native\nfound = native._py_spy"))
+    ok(kernel.execute("from nbspawn._engine import native\nfound = native._py_spy"))
     try:
         for absent in (False, True):
             if absent:
@@ -540,14 +540,16 @@ finally:
 
 
 def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
-    ok(kernel.execute("import nbspawn.watch, nbspawn.stall\nnbspawn.watch._LONG_STALL = nbspawn.stall.PATIENCE = 1"))
+    shorter = "supervisor._LONG_STALL = stall.PATIENCE = 1"
+    imports = "from nbspawn._session import supervisor\nfrom nbspawn._state import stall"
+    ok(kernel.execute(f"{imports}\n{shorter}"))
     try:
         person = Person(kernel, GIL.format(options=""))
         person.until(lambda: person.cell.reply.stacks, "they are shown")
         kernel.interrupt()
         reply = person.cell.wait()
     finally:
-        kernel.execute("nbspawn.session._LONG_STALL, nbspawn.stall.PATIENCE = 30.0, 5.0")
+        kernel.execute("nbspawn._session_api._LONG_STALL, nbspawn._state.stall.PATIENCE = 30.0, 5.0")
     [shown] = reply.stacks
     assert "Ranks 0 and 2, waiting" in shown["text/plain"] and "in stuck" in shown["text/plain"]
     assert "<details>" in shown["text/html"]

@@ -16,7 +16,7 @@ import pytest
 from kernels import Kernel, ok, wait_until
 from people import Person
 
-from nbspawn.rank.listener import _Door
+from nbspawn._rank.listener import _Door
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's connection")
 
@@ -211,7 +211,7 @@ def test_a_connection_is_its_user_s(family: int, host: str) -> None:
 @pytest.mark.parametrize(
     "lacking, says",
     [
-        ("from nbspawn.rank import connections\ndel connections.other_ends\n"
+        ("from nbspawn._rank import connections\ndel connections.other_ends\n"
          "def other_ends(): raise FileNotFoundError('/proc/net/tcp')\nconnections.other_ends = other_ends",
          "--debugpy needs Linux and its /proc/net/tcp"),
         ("import debugpy.server, pydevd\npydevd.PyDB._WaitForConnectionThread.run = lambda self: None",

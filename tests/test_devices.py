@@ -14,9 +14,9 @@ import torch
 from kernels import Kernel
 
 import nbspawn
-from nbspawn.engine import devices, tpu
-from nbspawn.engine.devices import resolve
-from nbspawn.engine.launch import cores
+from nbspawn._engine import devices, tpu
+from nbspawn._engine.devices import resolve
+from nbspawn._engine.launch import cores
 
 Machine = Callable[[int], None]
 

@@ -24,10 +24,10 @@ import rank_functions as ranks
 from leftovers import State, alive, assert_nothing_beyond, directories, gone, kept_logs, marked_pids, until
 
 import nbspawn
-from nbspawn import views, watch
-from nbspawn.engine import fork_safety, forkserver, launch, local
-from nbspawn.engine.directories import sweep
-from nbspawn.rank import main, sampler
+from nbspawn._engine import fork_safety, forkserver, launch, local
+from nbspawn._engine.directories import sweep
+from nbspawn._rank import main, sampler
+from nbspawn._session import supervisor, views
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -383,7 +383,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_wait(joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ``select`` that a signal interrupts is taken up again by Python; here nothing else comes that would end it."""
     monkeypatch.setattr(main, "FEATURES", tuple(one for one in main.FEATURES if one is not sampler.sampling))
-    for module, name in (local, "_TICK"), (local, "_TICK_LATER"), (watch, "_TICK"), (views, "HOLD"):
+    for module, name in (local, "_TICK"), (local, "_TICK_LATER"), (supervisor, "_TICK"), (views, "HOLD"):
         monkeypatch.setattr(module, name, 60.0)
 
     started = time.monotonic()

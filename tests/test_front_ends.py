@@ -12,7 +12,7 @@ import ipywidgets  # type: ignore[import-untyped]
 import pytest
 from kernels import Kernel, Reply, ok, once, plain
 
-from nbspawn.render.lines import LineBuffer
+from nbspawn._render.lines import LineBuffer
 
 IMPORTS = """
 import rich

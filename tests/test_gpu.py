@@ -20,7 +20,7 @@ import torch
 from conftest import WARM
 from kernels import Cell, Kernel, Reply, ok, wait_gone, wait_until
 
-from nbspawn.engine import devices
+from nbspawn._engine import devices
 
 SLOW = 120.0  # seconds: a rank's first use of CUDA reads hundreds of MB of libraries, and PATIENCE is for the CPU
 
@@ -498,7 +498,7 @@ def test_a_fork_server_that_has_imported_everything(tmp_path: Path) -> None:
         ok(kernel.execute("%load_ext nbspawn"))
         run(kernel, "%%spawn 1\nimport torch\ntorch.ones(1, device=device).item()")
         for _ in range(2):  # what the run has taught comes second
-            run(kernel, "from nbspawn.engine.forkserver import server as _s\n_s._warming.join()")
+            run(kernel, "from nbspawn._engine.forkserver import server as _s\n_s._warming.join()")
         assert kernel.value("{name: why for name, why in _s.report.refused.items() if 'cuda' in why.lower()}") == {}
         reply = run(kernel, f"%%spawn 2 -b gloo{TRAIN}")
         assert reply.result == "[0-1] ('cuda:0', True)"

@@ -163,7 +163,7 @@ def test_profile_of_a_kept_cell(kept: Kernel) -> None:
 @pytest.fixture
 def limit(kept: Kernel) -> Iterator[Callable[[float], None]]:
     """Sets the seconds after which a cell of kept ranks shows a table."""
-    ok(kept.execute("from nbspawn.notebook import view as nbspawn_view"))
+    ok(kept.execute("from nbspawn._notebook import view as nbspawn_view"))
     usual = kept.value("nbspawn_view.AT_ONCE")
 
     def put(seconds: float) -> None:

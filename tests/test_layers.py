@@ -1,4 +1,5 @@
-"""Imports go down the floors only, and importing nbspawn costs next to nothing (nbspawn/README.md tells the floors)."""
+"""Imports go down the layers only, and importing nbspawn costs next to nothing (docs/architecture.md tells the
+layers)."""
 
 from __future__ import annotations
 
@@ -10,31 +11,21 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "nbspawn"
-FLOORS: tuple[set[str], ...] = (
-    {
-        "messages",
-        "status",
-        "payload",
-        "pickler",
-        "classes",
-        "accelerate_state",
-        "culprit",
-        "names",
-        "guardian",
-        "stall",
-        "profile",
-        "buffers",
-        "phases",
-    },
-    {"rank", "render"},
-    {"errors", "results", "engine"},
-    {"views", "watch", "background", "pool", "session", "turns", "api"},
-    {"notebook"},
+LAYERS: tuple[set[str], ...] = (
+    {"_protocol"},
+    {"_payload", "_state"},
+    {"_rank", "_render"},
+    {"errors", "_results"},
+    {"_engine"},
+    {"_session"},
+    {"_api", "_session_api"},
+    {"_notebook"},
 )
-ROOMS_APART = ({"rank", "render"},)
+APART = ({"_payload", "_state"}, {"_rank", "_render"})
+"""Of one layer, and yet they do not know each other."""
 ENTRANCES = {"__init__", "__main__"}  # these may import anything, lazily
-# pickler.py gives a function that uses ``get_ipython`` the rank's own, at the moment when it is unpacked there.
-WITH_IPYTHON = ("rank/shell.py", "rank/preload_shell.py", "notebook/", "__main__.py", "pickler.py")
+# _payload/pickler.py gives a function that uses ``get_ipython`` the rank's own, when it is unpacked there.
+WITH_IPYTHON = ("_rank/shell.py", "_rank/preload_shell.py", "_notebook/", "__main__.py", "_payload/pickler.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -58,7 +49,7 @@ def imported(file: Path) -> set[str]:
 
 
 def unit(parts: list[str]) -> str:
-    """'engine' for nbspawn.engine.local, '__init__' for a name of the package itself."""
+    """'engine' for nbspawn._engine.local, '__init__' for a name of the package itself."""
     return parts[1] if len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or is_module(parts[1])) else "__init__"
 
 
@@ -66,8 +57,8 @@ def is_module(name: str) -> bool:
     return (PACKAGE / f"{name}.py").exists()
 
 
-def floor(name: str) -> int:
-    return next(number for number, units in enumerate(FLOORS) if name in units)
+def layer(name: str) -> int:
+    return next(number for number, units in enumerate(LAYERS) if name in units)
 
 
 def unit_of(file: Path) -> str:
@@ -78,8 +69,8 @@ def names(files: list[Path]) -> list[str]:
     return [str(file.relative_to(PACKAGE)) for file in files]
 
 
-def test_every_file_has_a_floor() -> None:
-    assert {unit_of(file) for file in FILES} - ENTRANCES == set().union(*FLOORS)
+def test_every_file_has_a_layer() -> None:
+    assert {unit_of(file) for file in FILES} - ENTRANCES == set().union(*LAYERS)
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))
@@ -92,9 +83,9 @@ def test_imports_go_down(file: Path) -> None:
             continue
         other = unit(name.split("."))
         assert other != "__init__", f"{name}: the package's public names are for others"
-        assert floor(other) <= floor(mine), f"{name} lies above"
-        for rooms in ROOMS_APART:
-            assert mine == other or not {mine, other} <= rooms, f"{name}: {mine} and {other} do not know each other"
+        assert layer(other) <= layer(mine), f"{name} lies above"
+        for packages in APART:
+            assert mine == other or not {mine, other} <= packages, f"{name}: {mine} and {other} do not know each other"
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))

@@ -8,7 +8,7 @@ import time
 import pytest
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from nbspawn.render.lines import LineBuffer, strip_ansi
+from nbspawn._render.lines import LineBuffer, strip_ansi
 
 
 def lines_of(*chunks: bytes) -> list[str]:

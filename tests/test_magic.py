@@ -238,7 +238,7 @@ def test_error_of_a_rank(kernel: Kernel, method: str) -> None:
     if CELL_NUMBERS:
         assert reply.traceback.count("Cell In[") == 2
     assert "in helper(batch)" in reply.traceback
-    for hidden in ("nbspawn/rank", "nbspawn/notebook", "interactiveshell.py", "multiprocessing"):
+    for hidden in ("nbspawn/_rank", "nbspawn/_notebook", "interactiveshell.py", "multiprocessing"):
         assert hidden not in reply.traceback
     assert "time.sleep(60)" in reply.traceback, "the peers' line is told"
     assert reply.seconds < 10

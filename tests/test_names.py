@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from nbspawn.names import Names, names_used
+from nbspawn._payload.names import Names, names_used
 
 
 def used(source: str) -> Names:

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from kernels import Kernel, ok
 
-from nbspawn import buffers
-from nbspawn.payload import Packed, Unpackable, Value, load, pack, pack_variables, track_classes
+from nbspawn._payload.packing import Packed, Unpackable, Value, load, pack, pack_variables, track_classes
+from nbspawn._protocol import shared_memory
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -54,7 +54,7 @@ def rank_main(
 ) -> None:
     namespace = {"__name__": "__main__", "rank": 0}
     obj = load(fds, sizes, beside, namespace)
-    buffers.close(fds)
+    shared_memory.close(fds)
     answer.send(Value.of(check(obj, namespace)))
 
 
@@ -699,6 +699,6 @@ def test_what_was_packed_is_not_kept_alive() -> None:
 
 
 def test_importing_payload_imports_neither_torch_nor_cloudpickle() -> None:
-    code = "import sys, nbspawn.payload; print({'torch', 'cloudpickle', 'numpy', 'IPython'} & {*sys.modules})"
+    code = "import sys, nbspawn._payload.packing; print({'torch', 'cloudpickle', 'numpy', 'IPython'} & {*sys.modules})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "set()"

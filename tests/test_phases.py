@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbspawn.phases import NAMES, Moments, phases
+from nbspawn._state.phases import NAMES, Moments, phases
 
 
 def test_each_phase_lasts_until_the_last_rank_has_done_with_it() -> None:

@@ -17,8 +17,8 @@ from kernels import Kernel, ok, wait_until
 from leftovers import State, assert_nothing_beyond, gone, until
 
 import nbspawn
-from nbspawn.engine import forkserver, learned
-from nbspawn.rank import imports
+from nbspawn._engine import forkserver, learned
+from nbspawn._rank import imports
 
 # ---------------------------------------------------------------- the trial
 
@@ -48,7 +48,7 @@ usual = sysconfig.get_path
 sysconfig.get_path = lambda name: folder if name == "platlib" else usual(name)
 import numpy  # whose OpenBLAS has threads, which it ends before a fork
 numpy.ones((300, 300)) @ numpy.ones((300, 300))
-from nbspawn.rank import trial
+from nbspawn._rank import trial
 found = {}
 while modules:
     first = trial.first_refused(modules)
@@ -281,7 +281,7 @@ def test_only_installed_modules_are_told() -> None:
 SHADOWED = """
 import sys
 sys.path.remove("")
-from nbspawn.rank import imports
+from nbspawn._rank import imports
 import rich.progress, tqdm
 preloaded = imports.Preloaded(name for name in sys.modules if name.startswith(("rich", "tqdm")))
 sys.path.insert(0, "")
@@ -299,7 +299,7 @@ def test_a_module_of_the_users_own_goes_before_an_installed_one_of_its_name(tmp_
 
 
 COLLAPSED = """
-from nbspawn.rank import huge_pages
+from nbspawn._rank import huge_pages
 
 def in_huge_pages():
     with open("/proc/self/smaps_rollup") as told:
@@ -341,7 +341,7 @@ STEP = textwrap.dedent(
     """
 ).strip()
 
-BROUGHT_UP = "from nbspawn.engine.forkserver import server as _s\n_s._warming.join()"
+BROUGHT_UP = "from nbspawn._engine.forkserver import server as _s\n_s._warming.join()"
 
 
 def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> No
 def test_a_kernel_that_is_killed_leaves_no_server_that_imports(tmp_path: Path) -> None:
     with Kernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
-        ok(kernel.execute("from nbspawn.engine.forkserver import server"))
+        ok(kernel.execute("from nbspawn._engine.forkserver import server"))
         found = wait_until(lambda: kernel.value("server.warm and server._starting"), "the second server begins")
         kernel.kill()
         assert gone([found], 30.0)

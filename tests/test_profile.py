@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from kernels import Kernel
 
-from nbspawn.messages import Frame, Position, Sampled
-from nbspawn.profile import Profile
-from nbspawn.render import profile as drawing
-from nbspawn.status import Run
+from nbspawn._protocol.messages import Frame, Position, Sampled
+from nbspawn._render import profile as drawing
+from nbspawn._state.line_profile import Profile
+from nbspawn._state.run import Run
 
 SOURCE = ("%%spawn 2 --lines", "for step in range(9):", "    work(step)", "    dist.barrier()", "", "")
 WORK = Position((Frame("cell", 3, "<module>"), Frame("helpers", 7, "work"), Frame("helpers", 2, "inner")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbspawn.notebook.arguments import PARSER, RANKS_PARSER, WORDS
+from nbspawn._notebook.arguments import PARSER, RANKS_PARSER, WORDS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("nbspawn/**/*.md"), *ROOT.glob("docs/**/*.md")])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbspawn.messages import (
+from nbspawn._protocol.messages import (
     Event,
     Exited,
     Frame,
@@ -23,10 +23,10 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
-from nbspawn.render import html, text
-from nbspawn.render.lines import strip_ansi
-from nbspawn.status import Run, reduce
-from nbspawn.views import Pace
+from nbspawn._render import html, text
+from nbspawn._render.lines import strip_ansi
+from nbspawn._session.views import Pace
+from nbspawn._state.run import Run, reduce
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def test_the_html_is_small() -> None:
 
 @pytest.mark.parametrize("module", ["text", "html"])
 def test_the_demos_draw(module: str) -> None:
-    command = [sys.executable, "-X", "utf8", "-m", f"nbspawn.render.{module}"]
+    command = [sys.executable, "-X", "utf8", "-m", f"nbspawn._render.{module}"]
     shown = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     assert "64 ranks" in shown and "SIGSEGV" in shown
 
@@ -283,7 +283,7 @@ def test_the_demos_draw(module: str) -> None:
 def test_lines_are_drawn_with_the_clock_and_what_becomes_of_a_rank_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds until a table is drawn again."""
     now = 100.0
-    monkeypatch.setattr("nbspawn.views.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("nbspawn._session.views.time", SimpleNamespace(monotonic=lambda: now))
     run, pace = run_of(2), Pace()
     assert pace.due(run)
     assert pace.draw(run) == now

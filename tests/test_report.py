@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nbspawn
-from nbspawn.engine import learned
+from nbspawn._engine import learned
 
 
 def _report(*options: str) -> str:

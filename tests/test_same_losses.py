@@ -10,7 +10,7 @@ import sys
 import pytest
 from kernels import Kernel
 
-from nbspawn.engine.launch import default_threads
+from nbspawn._engine.launch import default_threads
 
 RANKS = 4
 STEPS = 6

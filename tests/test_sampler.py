@@ -13,12 +13,12 @@ import pytest
 import rank_functions as ranks
 
 import nbspawn
-from nbspawn.messages import Event, Measured, Sampled
-from nbspawn.profile import Profile
-from nbspawn.rank.channel import Channel
-from nbspawn.stall import silent
-from nbspawn.status import RankStatus, Run
-from nbspawn.views import StreamView
+from nbspawn._protocol.messages import Event, Measured, Sampled
+from nbspawn._rank.channel import Channel
+from nbspawn._session.views import StreamView
+from nbspawn._state.line_profile import Profile
+from nbspawn._state.run import RankStatus, Run
+from nbspawn._state.stall import silent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 light_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -15,7 +15,7 @@ import rank_functions as ranks
 from leftovers import until
 
 import nbspawn
-import nbspawn.watch
+import nbspawn._session.supervisor
 from nbspawn import Session
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -92,10 +92,10 @@ def test_an_exception_leaves_the_ranks_usable(three: Session) -> None:
 def test_ranks_that_wait_for_each_other_are_freed(three: Session, cell: str) -> None:
     """gloo's waits hear of no interrupt, and none of the ranks leaves by itself."""
     before = three.pids
-    three.terms = nbspawn.watch.Terms(timeout=0.5, grace_period=8.0)
+    three.terms = nbspawn._session.supervisor.Terms(timeout=0.5, grace_period=8.0)
     with pytest.raises(nbspawn.RunTimeoutError):
         three.run(cell)
-    three.terms = nbspawn.watch.Terms(timeout=30.0)
+    three.terms = nbspawn._session.supervisor.Terms(timeout=30.0)
     assert list(three.run(ALL_REDUCE)) == [3.0] * 3 and three.pids == before
 
 

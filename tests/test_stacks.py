@@ -13,12 +13,12 @@ import rank_functions as ranks
 from leftovers import until
 
 import nbspawn
-from nbspawn.engine import native
-from nbspawn.engine.stacks import frames
-from nbspawn.messages import Event, Frame, Position, Sampled, Started
-from nbspawn.render import stacks
-from nbspawn.render.stacks import Stack
-from nbspawn.status import Run, reduce
+from nbspawn._engine import native
+from nbspawn._engine.stacks import frames
+from nbspawn._protocol.messages import Event, Frame, Position, Sampled, Started
+from nbspawn._render import stacks
+from nbspawn._render.stacks import Stack
+from nbspawn._state.run import Run, reduce
 
 HERE = ranks.__file__
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nbspawn.messages import (
+from nbspawn._payload.packing import Value
+from nbspawn._protocol.messages import (
     Event,
     Exited,
     Frame,
@@ -19,9 +20,8 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
-from nbspawn.payload import Value
-from nbspawn.stall import PATIENCE, silent, stall
-from nbspawn.status import Run, reduce
+from nbspawn._state.run import Run, reduce
+from nbspawn._state.stall import PATIENCE, silent, stall
 
 CELL = ("%%spawn 4", "import time", "dist.all_reduce(x)", "time.sleep(50)", "dist.barrier()")
 

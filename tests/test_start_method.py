@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import nbspawn
-from nbspawn.engine import fork_safety, forkserver, start_method
-from nbspawn.engine.interrupt_flag import InterruptFlag
-from nbspawn.engine.launch import FunctionJob, Options, settle
+from nbspawn._engine import fork_safety, forkserver, start_method
+from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.launch import FunctionJob, Options, settle
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -137,7 +137,7 @@ def test_poisoned_cuda_forbids_fork(poisoned_cuda: None) -> None:
 
 COMPILED = """
 import torch, sys, warnings
-from nbspawn.engine.fork_safety import fork_hazards
+from nbspawn._engine.fork_safety import fork_hazards
 warnings.simplefilter("ignore")
 import torch._inductor.async_compile
 assert fork_hazards() == [], "importing it starts nothing"
@@ -199,7 +199,7 @@ def test_an_interrupt_ends_the_wait_for_the_server(monkeypatch: pytest.MonkeyPat
 
 OPENMP = """
 import sys, torch, nbspawn, rank_functions as ranks
-from nbspawn.engine import fork_safety, launch, start_method
+from nbspawn._engine import fork_safety, launch, start_method
 if __name__ == "__main__":
     torch.set_num_threads(2)
     ranks.parallel_operation(0)  # the kernel's pool has its threads now, which no fork copies

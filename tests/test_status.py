@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nbspawn.messages import (
+from nbspawn._protocol.messages import (
     ClearOutput,
     DisplayData,
     Event,
@@ -20,8 +20,8 @@ from nbspawn.messages import (
     Started,
     Stopping,
 )
-from nbspawn.phases import Moments
-from nbspawn.status import FINAL, RankStatus, Run, answered, ranges, reduce
+from nbspawn._state.phases import Moments
+from nbspawn._state.run import FINAL, RankStatus, Run, answered, ranges, reduce
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 
-from nbspawn.messages import Printed
-from nbspawn.render.stream import MergedStream
+from nbspawn._protocol.messages import Printed
+from nbspawn._render.stream import MergedStream
 
 
 def stream(nprocs: int = 4, budget: int = 200_000) -> MergedStream:

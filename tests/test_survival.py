@@ -24,15 +24,15 @@ from kernels import Kernel, lives, ok, once, wait_gone, wait_until
 from leftovers import marked_pids, until
 
 import nbspawn
-from nbspawn.engine import forkserver, inherited
-from nbspawn.engine.channel import Hub
-from nbspawn.engine.directories import sweep
-from nbspawn.engine.guard import Guard, guard
-from nbspawn.messages import Close, Event, Imported, Started
-from nbspawn.rank.channel import Channel
-from nbspawn.status import Run
-from nbspawn.views import StreamView
-from nbspawn.watch import Terms
+from nbspawn._engine import forkserver, inherited
+from nbspawn._engine.channel import Hub
+from nbspawn._engine.directories import sweep
+from nbspawn._engine.guard import Guard, guard
+from nbspawn._protocol.messages import Close, Event, Imported, Started
+from nbspawn._rank.channel import Channel
+from nbspawn._session.supervisor import Terms
+from nbspawn._session.views import StreamView
+from nbspawn._state.run import Run
 
 both = pytest.mark.parametrize("method", ["fork", "forkserver"])
 clean = pytest.mark.usefixtures("nothing_left")
@@ -40,7 +40,7 @@ clean = pytest.mark.usefixtures("nothing_left")
 
 DELETE = """\
 import shutil as _shutil
-from nbspawn.engine.directories import run_directories as _directories
+from nbspawn._engine.directories import run_directories as _directories
 _shutil.rmtree(_directories._root.path)
 """
 
@@ -128,7 +128,7 @@ import time; time.sleep(60)"""
 def test_a_deleted_directory_of_the_fork_server(kernel: Kernel) -> None:
     ok(
         kernel.execute(
-            "from nbspawn.engine.forkserver import server\nimport shutil\nshutil.rmtree(server._directory.path)"
+            "from nbspawn._engine.forkserver import server\nimport shutil\nshutil.rmtree(server._directory.path)"
         )
     )
     reply = ok(kernel.execute("%%spawn 2 -m forkserver\nrank"))
@@ -142,7 +142,7 @@ def test_only_what_nbspawn_has_made_is_swept(workplace: str) -> None:
     theirs.mkdir()
     (theirs / "owner").write_text("me")
     (theirs / "thesis").write_text("text")
-    text = "from nbspawn.engine.directories import OwnedDirectory as D; import os; print(D('runs').path); os._exit(0)"
+    text = "from nbspawn._engine.directories import OwnedDirectory as D; import os; print(D('runs').path); os._exit(0)"
     left = Path(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout.strip())
     copied = Path(shutil.copytree(left, f"{workplace}/nbspawn-runs-copied"))
     sweep()

@@ -16,9 +16,9 @@ import pytest
 from kernels import wait_until
 from leftovers import gone
 
-from nbspawn.notebook.console import ConsoleView
-from nbspawn.render.lines import strip_ansi
-from nbspawn.status import Run
+from nbspawn._notebook.console import ConsoleView
+from nbspawn._render.lines import strip_ansi
+from nbspawn._state.run import Run
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
 _CODES = r"(?:\x1b\[[0-9;?]*[A-Za-z])*"
@@ -71,7 +71,7 @@ class Terminal:
             command = " ".join(child.cmdline())
             if "forkserver" in command:
                 found += child.children()
-            elif "resource_tracker" not in command and "guardian.py" not in command:
+            elif "resource_tracker" not in command and "_engine/guardian.py" not in command:
                 found.append(child)
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 

@@ -142,7 +142,7 @@ def test_exception_of_one_rank(method: str) -> None:
     assert not alive(error.pid)
     assert "-- Process 1 terminated with the following error:\n" in str(error)
     assert 'in raise_if\n    raise ValueError(f"legitimate' in str(error)
-    assert "nbspawn/rank/main.py" not in str(error)
+    assert "nbspawn/_rank/main.py" not in str(error)
 
 
 @light_methods

@@ -13,8 +13,8 @@ from conftest import WARM
 from kernels import Kernel, ok
 
 import nbspawn
-from nbspawn.engine import tpu
-from nbspawn.engine.devices import resolve
+from nbspawn._engine import tpu
+from nbspawn._engine.devices import resolve
 
 pytest.importorskip("torch_tpu")
 

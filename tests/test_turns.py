@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbspawn.messages import (
+from nbspawn._protocol.messages import (
     Event,
     Exited,
     Frame,
@@ -16,8 +16,8 @@ from nbspawn.messages import (
     Started,
     Stopped,
 )
-from nbspawn.status import Run, answered, reduce
-from nbspawn.turns import Turns
+from nbspawn._session.prompts import Turns
+from nbspawn._state.run import Run, answered, reduce
 
 SOURCE = ("%%spawn 3", "x = 1", "dist.barrier()")
 

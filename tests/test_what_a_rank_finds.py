@@ -15,8 +15,8 @@ import torch
 from kernels import Kernel, Reply, ok, plain
 
 import nbspawn
-from nbspawn.engine import fork_safety
-from nbspawn.rank import loggers, settings
+from nbspawn._engine import fork_safety
+from nbspawn._rank import loggers, settings
 
 NOTEBOOK = """
 import logging, os, random, sys, threading, warnings
@@ -83,7 +83,7 @@ def prepared(
         ok(kernel.execute(NOTEBOOK))
         if request.param == "later":
             ok(kernel.execute("%load_ext nbspawn"))
-            ok(kernel.execute("from nbspawn.engine.forkserver import server; _ = server.get()"))
+            ok(kernel.execute("from nbspawn._engine.forkserver import server; _ = server.get()"))
             first = kernel.execute(f"%%spawn 2 -o drawn{CELL}")
         else:  # one cell, so that nothing comes between
             magic = f"get_ipython().run_cell_magic('spawn', '2 -o drawn', {CELL!r})"
@@ -330,11 +330,11 @@ os._exit(0)
 
 TELLS = """
 import sys, os
-import cloudpickle, nbspawn.session
+import cloudpickle, nbspawn._session_api
 os.environ["PYTHONPATH"] = {folder!r}
 sys.path.insert(0, {folder!r})
 %load_ext nbspawn
-from nbspawn.engine.forkserver import server
+from nbspawn._engine.forkserver import server
 _get = server.get
 server.get = lambda *given: (print("it waits"), _get(*given))[1]
 """

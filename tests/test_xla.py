@@ -207,7 +207,7 @@ def test_a_kernel_that_holds_the_tpu(used_kernel: Kernel, tmp_path: Path) -> Non
     (chip / "device").write_text("0x0063\n")
     ok(
         used_kernel.execute(
-            f"from pathlib import Path\nfrom nbspawn.engine import tpu\ntpu._PCI = Path({str(chip.parent)!r})"
+            f"from pathlib import Path\nfrom nbspawn._engine import tpu\ntpu._PCI = Path({str(chip.parent)!r})"
         )
     )
     reply = used_kernel.execute("%%spawn xla --env PJRT_DEVICE=TPU\nrank")
@@ -230,7 +230,7 @@ def test_ordinals_in_another_order(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    from nbspawn.rank import xla
+    from nbspawn._rank import xla
 
     answers: dict[Any, dict[str, Any]] = {
         pjrt: {"initialize_multiprocess": lambda rank, ranks: None},

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbspawn import views, watch
-from nbspawn.engine import local
-from nbspawn.rank import main, sampler
+from nbspawn._engine import local
+from nbspawn._rank import main, sampler
+from nbspawn._session import supervisor, views
 
 RANKS = 2
 TURN = 0.5  # seconds
@@ -63,7 +63,7 @@ def hasten(often: int) -> None:
     for module, names in (
         (sampler, ("_INTERVAL", "_SPACING", "_LATEST", "_MEASURE")),
         (local, ("_TICK", "_TICK_LATER", "_MEASURE")),
-        (watch, ("_TICK",)),
+        (supervisor, ("_TICK",)),
     ):
         vars(module).update({name: vars(module)[name] / often for name in names})
     views.Pace._SOON, views.Pace._CLOCK = views.Pace._SOON / often, views.Pace._CLOCK / often

@@ -43,7 +43,7 @@ FORK = Tool(
 AUTO = Tool(
     "nbspawn",
     ("%%spawn {n} -o VALUES\n{fn}(rank, {args})",),
-    "%load_ext nbspawn\nfrom nbspawn.engine.forkserver import server",
+    "%load_ext nbspawn\nfrom nbspawn._engine.forkserver import server",
     values="VALUES",
     needs="nbspawn",
     own_group=True,

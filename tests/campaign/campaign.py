@@ -226,7 +226,7 @@ class Campaign:
 
     def _sweep(self) -> None:
         """As the next kernel does; then nothing of ours is left."""
-        text = "from nbspawn.engine.directories import sweep; sweep()"
+        text = "from nbspawn._engine.directories import sweep; sweep()"
         subprocess.run([sys.executable, "-c", text], env={**os.environ, "TMPDIR": str(self.place.path)}, check=True)
         left = [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
         if left:
@@ -341,7 +341,7 @@ class Campaign:
                 self._restored.append(self.place.mend)
                 self.place.protect()
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
-                sign = "multiprocessing.forkserver" if "server" in whom else "guardian.py"
+                sign = "multiprocessing.forkserver" if "server" in whom else "_engine/guardian.py"
                 for child in psutil.Process(kernel.pid).children():
                     if sign in " ".join(child.cmdline()):
                         _send(child, number)

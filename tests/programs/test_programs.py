@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from kernels import Kernel, Reply, ok
 
-from nbspawn.engine.launch import default_threads
+from nbspawn._engine.launch import default_threads
 
 RANKS = 2
 FOLDER = Path(__file__).parent

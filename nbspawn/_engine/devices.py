@@ -1,0 +1,156 @@
+"""What the ranks compute on: how many ranks that makes, and the backend of their process group.
+
+Found without touching an accelerator's runtime: a kernel that has initialised CUDA can fork no rank, and one that has
+initialised a TPU holds it, so that no rank can use it at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from nbspawn._engine import tpu, xla
+from nbspawn._engine.launch import cores
+from nbspawn.errors import UsageError
+
+WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
+_BACKENDS = {"xla": xla.BACKEND, "tpu": tpu.BACKENDS[0]}
+
+
+class Resolved(NamedTuple):
+    """``accelerator`` is 'xla' (torch_xla) or 'tpu' (torch_tpu), which have to be made ready; '' for CUDA and the CPU,
+    which ranks find by themselves."""
+
+    nprocs: int
+    backend: str | None
+    accelerator: str
+
+
+def resolve(
+    nprocs: int | str, backend: str | None, env: Mapping[str, str], visible: Sequence[int] | None = None
+) -> Resolved:
+    """What a number of ranks or one of WORDS, and a backend ('auto' too), mean here. ``env`` is for the ranks, beside
+    this process's; ``visible`` are the GPUs that they may see.
+
+    Raises UsageError for what is not here, and for what cannot go together.
+    """
+    _check_environment(env)
+    if backend is not None:
+        backend = str(backend).lower()  # as torch does
+    env = {**os.environ, **env}
+    accelerator = _accelerator(nprocs, backend)
+    if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():
+        accelerator = "tpu" if tpu.installed() else "xla" if xla.installed() else ""
+    if accelerator == "xla":
+        xla.check()
+        found = xla.count(env)
+    elif accelerator == "tpu":
+        found = tpu.count()
+    else:
+        found = _gpus(visible)
+    if accelerator and visible is not None:
+        raise UsageError(f"--devices is for GPUs: torch_{accelerator} gives each rank the TPU of its number")
+    if nprocs == "gpu" and not found:
+        raise UsageError("there is no GPU that torch can use here: give a number of ranks, or cpu")
+    ranks = cores() if nprocs == "cpu" else (found or cores()) if isinstance(nprocs, str) else nprocs
+    if backend == "auto":
+        backend = _BACKENDS.get(accelerator) or ("nccl" if nprocs != "cpu" and 1 <= ranks <= found else "gloo")
+    elif backend is not None and backend not in (xla.BACKEND, *tpu.BACKENDS):
+        for name in _named(backend):
+            if name == "nccl":
+                _check_nccl(ranks, found)
+            _check_backend(name)
+    return Resolved(ranks, backend, accelerator)
+
+
+def _accelerator(nprocs: int | str, backend: str | None) -> str:
+    by_backend = "xla" if backend == xla.BACKEND else "tpu" if backend in tpu.BACKENDS else ""
+    if isinstance(nprocs, str) and nprocs not in WORDS:
+        raise UsageError(f"{nprocs!r} is neither a number of ranks nor one of {', '.join(WORDS)}")
+    by_number = nprocs if isinstance(nprocs, str) and nprocs in _BACKENDS else ""
+    if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend:
+        raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which takes the one that fits")
+    return by_backend or by_number
+
+
+_OWN = ("RANK", "LOCAL_RANK", "ROLE_RANK")
+
+
+def _check_environment(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"{name!r:.60} cannot be the name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise UsageError(f"the environment variable {name} has to be text without NUL, not {value!r:.60}")
+        if name in _OWN:
+            raise UsageError(f"{name} is each rank's own number, and cannot be set for all of them")
+    port = env.get("MASTER_PORT")
+    if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        raise UsageError(f"MASTER_PORT has to be a number from 1 to 65535, not {port!r:.60}")
+
+
+def _named(backend: str) -> list[str]:
+    """'gloo' and 'nccl' of 'cpu:gloo,cuda:nccl', one for each kind of device."""
+    if ":" not in backend:
+        return [backend]
+    pairs = [part.split(":") for part in backend.split(",")]
+    kinds = {pair[0] for pair in pairs if len(pair) == 2 and _is_device(pair[0])}
+    if len(kinds) < len(pairs):
+        raise UsageError(
+            f"{backend!r:.60} does not name one backend for each kind of device: write it as cpu:gloo,cuda:nccl"
+        )
+    return [name for _, name in pairs]
+
+
+def _is_device(kind: str) -> bool:
+    import torch
+
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_backend(name: str) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UsageError("this torch is built without torch.distributed: its ranks can have no process group")
+    known = [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]
+    there = [one for one in known if dist.is_backend_available(one)]
+    if name not in there:
+        wrong = f"this torch is built without {name}" if name in known else f"torch has no backend {name!r:.60}"
+        raise UsageError(f"{wrong}: use {', '.join(there)}, xla (torch_xla), tpu_dist (torch_tpu), or auto")
+
+
+def _gpus(visible: Sequence[int] | None) -> int:
+    found = gpus()
+    return found if visible is None else min(found, len(visible))
+
+
+def _check_nccl(ranks: int, found: int) -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        raise UsageError("nccl needs GPUs, and this torch is built without CUDA: use -b gloo (or auto)")
+    if 0 < found < ranks:
+        raise UsageError(
+            f"nccl has one rank a GPU: {ranks} ranks need {ranks} of them, and can see {found}. Use -b gloo, or `gpu`, "
+            "which is as many ranks as GPUs"
+        )
+
+
+def gpus() -> int:
+    """The CUDA devices that ranks would see. Asking NVML keeps CUDA out of the kernel: ``torch.cuda.device_count()``
+    can initialise it, after which no forked rank could use it."""
+    import torch
+
+    if torch.version.cuda is None:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip():
+        return 0
+    return max(0, torch.cuda._device_count_nvml())

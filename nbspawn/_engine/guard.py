@@ -1,0 +1,110 @@
+"""The kernel's hold on its guardian (guardian.py), the process that ends what leaves the ranks' groups."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from nbspawn._engine import guardian, inherited
+from nbspawn._engine.guardian import started_at, stopped
+from nbspawn._rank.launch import LIFELINE, MARK
+
+_log = logging.getLogger(__name__)
+
+_AGAIN = 8  # runs that have ended, of which a guardian that is started again is told: the other may not have heard it
+
+
+class Guard:
+    """One guardian a kernel, started with the first run (1 ms here, ready 15 ms later); it ends with the kernel."""
+
+    def __init__(self) -> None:
+        self._forget()
+        inherited.when_forked(self._forget)
+
+    def _forget(self) -> None:
+        self.pid: int | None = None
+        self._lock = threading.Lock()  # runs in the background end in threads of their own
+        self._since = ""
+        self._pipe = -1
+        self._runs: dict[Path, list[bytes]] = {}
+        self._ended: deque[bytes] = deque(maxlen=_AGAIN)
+
+    def begin(self, run: Path) -> None:
+        """Ranks of the run in this directory are about to start."""
+        if sys.platform != "linux":
+            return
+        event = b"+%b\0" % os.fsencode(run)
+        with self._lock:
+            if self.pid is None:
+                self._start()
+            self._runs[run] = [event]
+            self._tell(event, looks=True)
+
+    def watch(self, run: Path, pid: int) -> None:
+        """A rank of the run has started."""
+        with self._lock:
+            if run in self._runs:
+                event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
+                self._runs[run].append(event)
+                self._tell(event)
+
+    def end(self, run: Path) -> None:
+        """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
+        with self._lock:
+            if self._runs.pop(run, None) is not None:
+                event = b"-%b\0" % os.fsencode(run)
+                self._ended.append(b"+%b\0" % os.fsencode(run) + event)
+                self._tell(event, looks=True)
+
+    def _tell(self, event: bytes, looks: bool = False) -> None:
+        """It reads at once, unless it is stuck, and then this must not be. ``looks`` whether somebody has killed or
+        stopped it. Who is started again is told all."""
+        assert self.pid is not None
+        if looks and (started_at(self.pid) != self._since or stopped(self.pid)):
+            self._start_again("it was killed, or stopped")
+            return
+        try:
+            os.write(self._pipe, event)
+        except OSError as lost:  # it was stopped, and the pipe is full; or somebody has closed the pipe
+            self._start_again(str(lost))
+
+    def _start_again(self, why: str) -> None:
+        _log.warning("the guardian is started again: %s", why)
+        assert self.pid is not None
+        with suppress(OSError):  # whoever waits for any child of this process may have buried it
+            if started_at(self.pid) == self._since:
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        with suppress(OSError):
+            inherited.close(self._pipe)
+        self._start()
+        os.write(self._pipe, b"".join([*self._ended, *(event for run in self._runs.values() for event in run)]))
+
+    def _start(self) -> None:
+        readable, writable = os.pipe()
+        self._pipe = inherited.keep_from_children(writable)
+        os.set_blocking(writable, False)
+        # In a group of its own: interrupts, and ipykernel's signals at its shutdown, go to the kernel's. Not with the
+        # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.
+        self.pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", guardian.__file__, MARK, LIFELINE],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, readable, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setpgroup=0,
+        )
+        os.close(readable)
+        self._since = started_at(self.pid)
+
+
+guard = Guard()

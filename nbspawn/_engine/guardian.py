@@ -1,0 +1,126 @@
+"""A small process beside the kernel that ends what ranks leave behind in process groups of their own.
+
+A rank takes its group along, but not a child that left it (``start_new_session=True``, ``setsid``; torch.compile's
+workers do that). Such a child is known by the run's mark in its environment, or, if it is a fork that runs no new
+program, by the rank's lifeline, which it holds open. Jenkins finds the leftovers of a build in the same way. A rank
+that has closed every descriptor, and so its lifeline, is known by its pid, and ended with its group.
+
+It runs by itself (``python -I -S guardian.py MARK LIFELINE``, the names of the environment variable that marks a run's
+processes and of the FIFO in its directory) and reads from fd 0, each event ended by a NUL: ``+RUN`` a run begins,
+``@PID SINCE RUN`` a rank of it has started, ``-RUN`` its ranks have ended, where RUN is the run's directory and SINCE
+what ``started_at`` says. The end of the file is the end of the kernel, whatever ended it. Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+_TICK = 0.02  # seconds between two looks at what was killed a moment ago
+_PATIENCE = 5.0  # seconds: what has not gone by then is stuck in the operating system
+
+
+def main() -> None:
+    """Until the kernel's end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
+        signal.signal(number, signal.SIG_IGN)
+    runs: dict[bytes, list[tuple[int, str]]] = {}
+    rest = b""
+    while told := os.read(0, 65536):
+        *events, rest = (rest + told).split(b"\0")
+        for event in events:
+            sign, run = event[:1], event[1:]
+            if sign == b"+":
+                runs[run] = []
+            elif sign == b"@":
+                pid, since, run = run.split(b" ", 2)
+                runs.setdefault(run, []).append((int(pid), since.decode()))
+            else:
+                _end({run}, runs.pop(run, []))
+    _end(set(runs), [rank for ranks in runs.values() for rank in ranks])
+
+
+def _end(runs: set[bytes], ranks: list[tuple[int, str]]) -> None:
+    """Kill every process of these runs, until none is found: one that is about to die may start another."""
+    end = time.monotonic() + _PATIENCE
+    while runs and (found := _members(runs, ranks)) and time.monotonic() < end:
+        for pid, kill in found:
+            try:
+                kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        time.sleep(_TICK)
+
+
+def _members(runs: set[bytes], ranks: list[tuple[int, str]]) -> list[tuple[int, Callable[[int, int], None]]]:
+    """Their pids, each with what kills it."""
+    spared = {os.getpid(), os.getppid()}  # the kernel may be a rank of another run, and holds its lifelines open
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [pid for pid in pids if pid not in spared and (_marked(pid, runs) or _holds_lifeline(pid, runs))]
+    living = [pid for pid, since in ranks if since and started_at(pid) == since]
+    return [(pid, os.kill) for pid in found] + [(pid, os.killpg) for pid in living]
+
+
+def _marked(pid: int, runs: set[bytes]) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:  # another person's process, or one that has ended
+        return False
+    name = os.fsencode(sys.argv[1]) + b"="
+    values = [b":%b:" % variable[len(name) :] for variable in variables if variable.startswith(name)]
+    return any(b":%b:" % run in value for run in runs for value in values)
+
+
+def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        fds = os.listdir(folder)
+    except OSError:
+        return False
+    for fd in fds:
+        try:
+            target = os.readlink(f"{folder}/{fd}".encode())
+        except OSError:
+            continue
+        if target.removesuffix(b" (deleted)") in {b"%b/%b" % (run, os.fsencode(sys.argv[2])) for run in runs}:
+            return True
+    return False
+
+
+def started_at(pid: int) -> str:
+    """When the process began, in the system's own count: with the pid, the name of one process for ever. '' if it has
+    ended, buried or not."""
+    fields = _stat(pid)
+    if not fields:
+        return "" if os.path.exists("/proc/self/stat") or not _answers(pid) else "alive"
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def stopped(pid: int) -> bool:
+    """Does a signal (SIGSTOP) keep the process from running?"""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat behind the name of the program, from the state on; none where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The ranks' logs: opens them, and follows them while they grow."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from nbspawn._engine import inherited
+from nbspawn._protocol.messages import Printed
+from nbspawn._rank import stdio
+from nbspawn._rank.launch import RunFiles
+from nbspawn._render.lines import LineBuffer
+from nbspawn.errors import UsageError
+
+_CHUNK = 1 << 20
+
+
+def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
+    """The ranks' logs, empty, as descriptors: each is locked while it is open, since two runs that write to one file
+    would lose lines. Raises OSError if they cannot be written, UsageError if another run writes them."""
+    files.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fds: list[int] = []
+    try:
+        for rank in range(nprocs):
+            fds.append(inherited.keep_from_children(stdio.open_log(files.log(rank))))
+            try:
+                fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"other ranks, which live, write their logs to {os.fspath(files.logs)!r}: give these another "
+                    "--log-dir (log_dir), or end the others first (%ranks stop)"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+        for fd in fds:
+            os.truncate(fd, 0)
+    except BaseException:
+        for fd in fds:
+            inherited.close(fd)
+        raise
+    return fds
+
+
+class LogTail:
+    """Follows one rank's log, which is open as ``fd``, from the start. ``read`` takes at most 1 MiB at a time, so that
+    a flood from one rank holds up neither its peers nor the view."""
+
+    def __init__(self, fd: int, rank: int) -> None:
+        self._fd = fd
+        self._rank = rank
+        self._offset = 0
+        self._buffer = LineBuffer()
+        self._current = ""
+
+    def end(self) -> int:
+        """How many bytes the log holds."""
+        return os.fstat(self._fd).st_size
+
+    def read(self, end: int) -> list[Printed]:
+        """What was printed since, but nothing beyond the offset ``end``."""
+        return self._fold(os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset))
+
+    def read_to(self, offset: int | None) -> list[Printed]:
+        """Everything up to ``offset`` (None: the end), the unfinished line too: something else comes next."""
+        told: list[Printed] = []
+        while offset is None or self._offset < offset:
+            size = _CHUNK if offset is None else min(_CHUNK, offset - self._offset)
+            data = os.pread(self._fd, size, self._offset)
+            if not data:
+                break
+            told += self._fold(data)
+        rest = tuple(self._buffer.finish())
+        self._current = ""
+        return [*told, Printed(self._rank, rest, "")] if rest else told
+
+    def _fold(self, data: bytes) -> list[Printed]:
+        if not data:
+            return []
+        self._offset += len(data)
+        lines, current = self._buffer.feed(data)
+        if not lines and current == self._current:
+            return []
+        self._current = current
+        return [Printed(self._rank, tuple(lines), current)]
+
+    def close(self) -> None:
+        """Close the file."""
+        inherited.close(self._fd)

@@ -1,0 +1,61 @@
+"""What a run holds open in the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+
+from nbspawn._engine import inherited
+from nbspawn._engine.channel import Hub
+from nbspawn._engine.guard import guard
+from nbspawn._engine.rendezvous import Rendezvous
+from nbspawn._rank.launch import RunFiles
+
+
+class Resources:
+    """The lifeline, the sockets, the store that the ranks meet at."""
+
+    def __init__(self, files: RunFiles, nprocs: int) -> None:
+        self._run = files.private
+        guard.begin(self._run)
+        self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self.selector = selectors.DefaultSelector()
+        inherited.keep_from_children(self.selector.fileno())
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+            inherited.keep_from_children(end.fileno())
+        self.selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self.hub = Hub(files.socket, nprocs, self.selector)
+        self.rendezvous = Rendezvous(self.selector)
+        self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+        self._interrupts = inherited.keep_from_children(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+
+    def announce(self, interrupts: bytes | bytearray) -> None:
+        """Tell the ranks how many interrupts there have been for each."""
+        os.pwrite(self._interrupts, interrupts, 0)
+
+    def wake(self) -> None:
+        """Have the selector report something, so that nobody waits on; also when all is closed."""
+        with contextlib.suppress(OSError):  # closed, or it has been woken often enough
+            self._waker.send(b"!")
+
+    def _wake_up(self) -> None:
+        self._woken.recv(64)
+
+    def close(self) -> None:
+        """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
+        what is left elsewhere."""
+        self.rendezvous.close()
+        self.hub.close()
+        for end in (self._woken, self._waker):
+            inherited.forget(end.fileno())
+            end.close()
+        inherited.forget(self.selector.fileno())
+        self.selector.close()
+        inherited.close(self.gauges)
+        inherited.close(self._interrupts)
+        inherited.close(self.lifeline)
+        guard.end(self._run)

@@ -1,0 +1,189 @@
+"""What a person can do to a run while it runs: stop it, see where it stands, debug a rank, look at one rank's output.
+
+Only here is ipywidgets imported, and only when a run has lasted for a moment. The controls stand in a display of their
+own, which is emptied at the end: a saved notebook holds no dead widget. Callbacks only note what was asked.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from nbspawn._notebook.pump import CommPump
+from nbspawn._render.lines import LineBuffer, strip_ansi
+from nbspawn._session.views import Wish, log_path
+from nbspawn._state.run import Run
+
+DELAY = 1.0  # seconds: a run that is over sooner needs no controls
+_ANSWER = 3.0  # seconds in which a front end that shows widgets says so
+_REFRESH = 0.5  # seconds between two looks at the chosen rank's log
+_TAIL = 16_000  # bytes of it
+_ALL = -1
+_DEBUG = "Stop at the next line of Python, at a debugger's prompt"
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+_PANE = (
+    "max-height:240px;overflow:auto;margin:2px 0;padding:4px 8px;font-size:var(--jp-code-font-size,13px);"
+    "font-family:var(--jp-code-font-family,monospace);line-height:1.3;border:1px solid var(--jp-border-color2,#8886);"
+    "color:var(--jp-ui-font-color1,inherit);background:var(--jp-layout-color1,transparent);white-space:pre-wrap"
+)
+
+
+class Controls:
+    """``publish`` is the shell's display publisher. ``wishes`` are collected until somebody takes them. Of a run
+    that is ``behind`` later cells the kernel itself hears clicks, between cells."""
+
+    def __init__(self, kernel: Any, publish: Callable[..., None], behind: bool = False) -> None:
+        self.wishes: deque[Wish] = deque()
+        self._pump = None if behind else CommPump(kernel)
+        self._publish = publish
+        self._id = f"nbspawn-{uuid.uuid4().hex}"
+        self._panel: _Panel | None = None
+        self._shown_at = 0.0
+        self._given_up = self._pump is not None and not self._pump.works
+
+    def open(self) -> None:
+        """Before the ranks can print: what comes later would stand among their output."""
+        if not self._given_up:
+            # Not empty: classic Notebook shows no widget in place of an empty display. No height: it keeps what it has
+            # shown when the display is emptied, and a short run needs no place.
+            self._draw({"text/html": "<div></div>"}, update=False)
+
+    def show(self, run: Run) -> None:
+        """Some times a second."""
+        now = time.monotonic()
+        if self._given_up or now - run.started < DELAY:
+            return
+        if self._panel is None:
+            self._panel = _Panel(len(run.ranks), self.wishes.append)
+            self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
+            self._shown_at = now
+        if self._pump is not None:
+            self._pump()
+        if self._panel.answered:
+            self._panel.refresh(run, now)
+        elif now - self._shown_at > _ANSWER:
+            self.close()
+
+    def rest(self, resting: bool) -> None:
+        """While the person is asked something, the kernel hears no click: show that."""
+        if self._panel is not None:
+            self._panel.rest(resting)
+
+    def close(self) -> None:
+        """Leave nothing behind, and let the kernel have the messages that were not for us."""
+        if self._given_up:
+            return
+        self._given_up = True
+        if self._panel is not None:
+            self._panel.count_no_views()
+        self._draw({}, update=True)
+        if self._panel is not None:
+            self._panel.close()
+        if self._pump is not None:
+            self._pump.close()
+
+    def _draw(self, data: dict[str, Any], update: bool) -> None:
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+
+
+class _Panel:
+    """The widgets."""
+
+    def __init__(self, nprocs: int, wish: Callable[[Wish], None]) -> None:
+        import ipywidgets  # type: ignore[import-untyped]
+
+        self._nprocs = nprocs
+        self._wish = wish
+
+        def button(name: str, icon: str, tooltip: str, pressed: Callable[[Any], None]) -> Any:
+            made = ipywidgets.Button(description=name, icon=icon, tooltip=tooltip, layout={"width": "auto"})
+            made.on_click(pressed)
+            return made
+
+        self._stop = button("Stop", "stop", "KeyboardInterrupt in every rank", self._stop_pressed)
+        self._stacks = button("Stacks", "align-left", "Show where every rank stands", lambda _: wish(Wish("stacks")))
+        self._debug = button("Debug all", "bug", _DEBUG, lambda _: wish(Wish("debug", self._chosen)))
+        self._choice = ipywidgets.Dropdown(
+            options=[("output of all ranks", _ALL), *((f"output of rank {rank}", rank) for rank in range(nprocs))],
+            layout={"width": "auto"},
+        )
+        self._pane = ipywidgets.HTML(layout={"display": "none", "width": "100%"})
+        self._choice.observe(self._chose, "value")
+        row = ipywidgets.HBox([self._stop, self._stacks, self._choice, self._debug])
+        self._box = ipywidgets.VBox([row, self._pane])
+        self._box._view_count = 0  # from then on the front end says how often it shows this
+        self._buttons = [self._stop, self._stacks, self._debug]
+        self._widgets = [*self._buttons, self._choice, self._pane, row, self._box]
+        self._looked = 0.0
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The mime bundle's part that shows it."""
+        return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+
+    @property
+    def answered(self) -> bool:
+        """Does a front end show it?"""
+        return bool(self._box._view_count)
+
+    def count_no_views(self) -> None:
+        """Else the front end tells of the view that goes. JupyterLab sends that to a subshell that it deletes with
+        the widgets, at the same moment, and asyncio complains in the cell: "Task was destroyed but it is pending"."""
+        self._box._view_count = None
+
+    @property
+    def _chosen(self) -> tuple[int, ...]:
+        """The ranks that the list names."""
+        return tuple(range(self._nprocs)) if self._choice.value == _ALL else (self._choice.value,)
+
+    def _chose(self, _: object) -> None:
+        rank = self._choice.value
+        self._debug.description = "Debug all" if rank == _ALL else f"Debug rank {rank}"
+
+    def _stop_pressed(self, _: object) -> None:
+        self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
+        self._wish(Wish("stop"))
+
+    def rest(self, resting: bool) -> None:
+        """Take no clicks for a while."""
+        for button in self._buttons:
+            button.disabled = resting
+
+    def refresh(self, run: Run, now: float) -> None:
+        """Show the chosen rank's newest output."""
+        if now - self._looked < _REFRESH:
+            return
+        self._looked = now
+        rank = self._choice.value
+        self._pane.layout.display = "none" if rank == _ALL else ""
+        if rank != _ALL:
+            path = log_path(run, rank)
+            shown = f'<pre style="{_PANE}">{escape(_tail(path)) or "nothing yet"}</pre>{escape(path)}'
+            if shown != self._pane.value:
+                self._pane.value = shown
+
+    def close(self) -> None:
+        for widget in self._widgets:
+            for part in (widget.layout, getattr(widget, "style", None)):
+                if part is not None and hasattr(part, "close"):
+                    part.close()
+            widget.close()
+
+
+def _tail(path: str) -> str:
+    """The end of a log, as a terminal would show it."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _TAIL))
+            data = log.read()
+    except FileNotFoundError:
+        return ""
+    lines = LineBuffer()
+    told, current = lines.feed(data)
+    return strip_ansi("\n".join([*told, current]))

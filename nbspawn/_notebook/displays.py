@@ -1,0 +1,105 @@
+"""What ranks display, put under the cell: marked with the rank, bounded, and cleared rank by rank."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbspawn._protocol.messages import ClearOutput, DisplayData
+from nbspawn._session.views import HOLD
+
+MAX_DISPLAYS = 500
+MAX_BYTES = 20_000_000
+
+Publish = Callable[..., None]
+
+
+class RankDisplays:
+    """Publishes display data of many ranks into one cell.
+
+    A front end clears all of a cell's outputs or none, so each display gets an id of its own here, and what a rank
+    clears is emptied, then used again for what it displays next (an animation stays one output). ``write`` prints a
+    rank's text lines. Beyond the limits a display is shown by its text alone: a notebook of gigabytes opens nowhere.
+    With ``places`` there are never more displays than that: a newer one takes the place of the oldest.
+    """
+
+    def __init__(self, publish: Publish, write: Callable[[int, list[str]], None], places: int = 0) -> None:
+        self._publish = publish
+        self._write = write
+        self._places = deque(f"nbspawn-{uuid.uuid4().hex}" for _ in range(places))
+        self._slots: dict[int, list[str]] = {}
+        self._cleared: dict[int, list[str]] = {}
+        self._named: dict[str, str] = {}
+        self._updates: dict[str, DisplayData] = {}
+        self._flushed_at = 0.0
+        self._count = 0
+        self._bytes = 0
+
+    def reserve(self) -> None:
+        """Make the places."""
+        for place in self._places:
+            self._send(place, {}, {}, update=False)
+
+    def show(self, event: DisplayData) -> None:
+        """A new display, or a new version of one."""
+        name = event.transient.get("display_id")
+        if event.update:
+            if name in self._named:
+                self._updates[self._named[name]] = event
+            return
+        self._count += 1
+        self._bytes += sum(len(value) for value in event.data.values() if isinstance(value, str))
+        plain = set(event.data) == {"text/plain"} and name is None
+        if plain or self._count > MAX_DISPLAYS or self._bytes > MAX_BYTES:
+            self._write(event.rank, str(event.data.get("text/plain", "<display>")).splitlines())
+            return
+        cleared = self._cleared.get(event.rank)
+        reused = bool(cleared)
+        slot = cleared.pop(0) if cleared else self._new()
+        self._slots.setdefault(event.rank, []).append(slot)
+        if name is not None:
+            self._named[name] = slot
+        if not reused:
+            self._write(event.rank, ["↓"])
+        self._send(slot, event.data, event.metadata, update=reused or bool(self._places))
+
+    def _new(self) -> str:
+        if not self._places:
+            return f"nbspawn-{uuid.uuid4().hex}"
+        self._places.rotate(-1)
+        place = self._places[-1]
+        self._named = {name: slot for name, slot in self._named.items() if slot != place}
+        self._slots = {rank: [slot for slot in slots if slot != place] for rank, slots in self._slots.items()}
+        return place
+
+    def clear(self, event: ClearOutput) -> None:
+        """Empty the rank's displays: now, or when its next display comes (``wait``). Nothing updates them any more."""
+        slots = self._slots.pop(event.rank, [])
+        self._named = {name: slot for name, slot in self._named.items() if slot not in slots}
+        self._updates = {slot: event for slot, event in self._updates.items() if slot not in slots}
+        if not event.wait:
+            for slot in slots:
+                self._send(slot, {}, {}, update=True)
+        self._cleared[event.rank] = slots + self._cleared.get(event.rank, [])
+
+    def flush(self, if_due: bool = False) -> None:
+        """Send the newest version of each display that was updated since: now, or if it is time."""
+        if if_due and time.monotonic() - self._flushed_at < HOLD:
+            return
+        self._flushed_at = time.monotonic()
+        updates, self._updates = self._updates, {}
+        for slot, event in updates.items():
+            self._send(slot, event.data, event.metadata, update=True)
+
+    def finish(self) -> None:
+        """The run is over: what was cleared and not used again goes."""
+        self.flush()
+        for slots in self._cleared.values():
+            for slot in slots:
+                self._send(slot, {}, {}, update=True)
+
+    def _send(self, slot: str, data: Mapping[str, Any], metadata: Mapping[str, Any], update: bool) -> None:
+        self._publish(data=dict(data), metadata=dict(metadata), transient={"display_id": slot}, update=update)

@@ -1,0 +1,141 @@
+"""``%%spawn``, ``%%ranks`` and ``%ranks``: parse the line, hand the cell on, show what comes back; nothing else."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
+
+from nbspawn._engine import interrupt_flag
+from nbspawn._notebook import arguments
+from nbspawn._notebook.auto import AutoMode
+
+if TYPE_CHECKING:
+    from nbspawn._engine.launch import CellJob
+    from nbspawn._session_api import Session
+
+_AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto off`"
+
+
+@magics_class
+class SpawnMagics(Magics):
+    """The magics of ``%load_ext nbspawn``. ``sessions`` are those with ranks that stay, or that run in the background,
+    by name ('' if they have none)."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.sessions: dict[str, Session] = {}
+        self.auto = AutoMode(shell)
+
+    @cell_magic
+    def spawn(self, line: str, cell: str) -> Any:
+        # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
+        with interrupt_flag.held():
+            from nbspawn._notebook import cell as cells
+            from nbspawn._notebook import ranks
+            from nbspawn._session_api import Session
+            from nbspawn.errors import UsageError
+
+        given = arguments.parse(line)
+        if given.help:
+            print(arguments.PARSER.format_help())
+            return None
+        _refuse_empty(cell, "%%spawn")
+        if given.name and not (given.keep or given.background):
+            raise UsageError("--name is for ranks that stay: add --keep, or --background")
+        if given.idle_timeout is not None and not given.keep:
+            raise UsageError("--idle-timeout is for ranks that stay: add --keep")
+        pdb = given.pdb or self.shell.call_pdb
+        name = ranks.name_for(self.sessions, given)
+        session = Session(
+            given.nprocs,
+            start_method=given.start_method,
+            backend=given.backend,
+            env=dict(given.env),
+            devices=given.devices,
+            threads=given.threads,
+            seed=given.seed,
+            log_dir=given.log_dir,
+            pdb=pdb,
+            debugpy=given.debugpy,
+            idle_timeout=given.idle_timeout,
+            keep=given.keep,
+        )
+        job = cells.job(self.shell, line, cell, pdb=pdb, show_locals=given.locals)
+        try:
+            return self._run(session, job, given)
+        finally:
+            if given.keep or given.background:
+                self.sessions[name] = session
+
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> Any:
+        with interrupt_flag.held():
+            from nbspawn._notebook import cell as cells
+            from nbspawn._notebook import ranks
+            from nbspawn.errors import UsageError
+
+        if cell is None:
+            return ranks.do(line, self.sessions, self.auto)
+        given = arguments.parse(line, arguments.RANKS_PARSER)
+        if given.help:
+            print(arguments.RANKS_PARSER.format_help())
+            return None
+        _refuse_empty(cell, "%%ranks")
+        session = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
+        if absent := [name for name in given.push if name not in self.shell.user_ns]:
+            raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
+        if given.background and given.pull:
+            raise UsageError("--pull is for when the cell has ended: pull with another cell, after handle.wait()")
+        asked = session[arguments.selected(given.which, session.nprocs)]
+        magic = "" if given.auto else "%%ranks"
+        pdb = given.pdb or self.shell.call_pdb
+        job = cells.job(self.shell, line, cell, magic, given.push, pdb, given.locals)
+        result = self._run(session, job, given, asked.ranks)
+        for name in given.pull:
+            self.shell.user_ns[name] = asked.pull(name)
+        return result
+
+    def _run(self, session: Session, job: CellJob, given: Any, asked: Any = None) -> Any:
+        from nbspawn._notebook import cell as cells
+        from nbspawn._notebook import front_end
+        from nbspawn._session.supervisor import GRACE_PERIOD, Terms
+        from nbspawn.errors import RankExitedError, RankRaisedError
+
+        shell = self.shell
+        make = front_end.view_behind if given.background else front_end.view
+        terms = Terms(
+            given.timeout,
+            GRACE_PERIOD if given.grace_period is None else given.grace_period,
+            make(shell, given.view, given.lines),
+            _AUTO if getattr(given, "auto", False) else "",
+            given.profile,
+            partial(cells.explain, shell, kept=asked is not None, regrouped=session.regrouped),
+        )
+        if given.background:
+            outcome: Any = session.perform_behind(job, terms, asked)
+            silent = False
+        else:
+            try:
+                outcome = session.perform(job, terms, asked)
+            except (RankRaisedError, RankExitedError):
+                if shell.call_pdb:
+                    cells.debugged_already(shell)
+                raise
+            silent = outcome.empty or job.command.silent
+        if given.out:
+            shell.user_ns[given.out] = outcome
+            return None
+        return None if silent else outcome
+
+
+def _refuse_empty(cell: str, magic: str) -> None:
+    from nbspawn.errors import UsageError
+
+    if not cell.strip():
+        raise UsageError(f"the cell is empty: write what the ranks should run below the {magic} line")
+
+
+SpawnMagics.spawn.__doc__ = arguments.PARSER.format_help()
+SpawnMagics.ranks.__doc__ = arguments.RANKS_PARSER.format_help()

@@ -1,0 +1,190 @@
+"""Which part of a variable cannot travel to another process, and what a person can do about it.
+
+Only ever run after pickling has failed: it pickles part after part, into nowhere, until no part alone is at fault.
+"""
+
+from __future__ import annotations
+
+import dis
+import reprlib
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from nbspawn._payload.pickler import Pickler
+
+MAX_DEPTH, MAX_TRIALS = 12, 500  # how deep to look, and how many parts to try
+
+_INSIDE = "Create it inside the cell"
+_REMEDIES = {  # by type, module or package of the type or of a base of it; the most specific first
+    "_io": "Open it inside the cell, so that each rank has a file of its own.",
+    "_thread": f"{_INSIDE}: locks belong to one process.",
+    "threading": f"{_INSIDE}: threads and what they wait for belong to one process.",
+    "queue": f"{_INSIDE}, or use a queue of torch.multiprocessing.get_context('spawn').",
+    "_queue": f"{_INSIDE}, or use a queue of torch.multiprocessing.get_context('spawn').",
+    "concurrent": f"{_INSIDE}: executors belong to one process.",
+    "builtins.generator": "Make a list of it, or create it inside the cell.",
+    "builtins.async_generator": f"{_INSIDE}.",
+    "builtins.coroutine": "Await it first, or inside the cell.",
+    "asyncio": f"{_INSIDE}: tasks belong to one event loop.",
+    "sqlite3": "Connect inside the cell.",
+    "multiprocessing.pool": f"{_INSIDE}: pools belong to one process.",
+    "multiprocessing": "Create it with torch.multiprocessing.get_context('spawn'), or run with -m fork.",
+    "torch.Tensor": "Call detach() on it.",
+    "torch.utils.data.dataloader": "Send the DataLoader, and call iter() on it inside the cell.",
+    "torch._C._distributed_c10d": "Let each rank make its own, after init_process_group().",
+    "torch.distributed": "Let each rank make its own, after init_process_group().",
+}
+_DEFAULT_REMEDY = f"{_INSIDE}, or run with -m fork."
+
+
+class Unpackable(Exception):
+    """``variable`` cannot travel. ``path`` leads to the part of it that cannot ("train -> lock"), ``reason`` says what
+    that is, ``remedy`` what to do; ``others`` are further variables that cannot."""
+
+    def __init__(
+        self, variable: str, path: str, reason: str, remedy: str = "", others: Sequence[Unpackable] = ()
+    ) -> None:
+        super().__init__(variable, path, reason, remedy, others)
+        self.variable = variable
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+        self.others = tuple(others)
+
+    def __str__(self) -> str:
+        text = f"{self.variable} cannot travel to another process: {self.reason}. {self.remedy}".rstrip()
+        if self.others:
+            text += f" Neither can {', '.join(other.path for other in self.others)}."
+        return text
+
+
+def culprit(
+    name: str, obj: object, error: Exception, namespace: dict[str, Any] | None, returning: bool = False
+) -> Unpackable:
+    """Follow what cannot travel, part by part, down to where no part alone is at fault."""
+    steps: list[str] = []
+    seen = {id(obj)}
+    trials = MAX_TRIALS
+    while len(steps) < MAX_DEPTH:
+        for step, part in islice(parts(obj), trials):
+            trials -= 1
+            if id(part) not in seen and (found := trial(part, namespace, returning)):
+                obj, error = part, found
+                seen.add(id(part))
+                steps.append(step)
+                break
+        else:
+            break
+    used = "".join(steps).removeprefix(" -> ")
+    what = _kind(obj)
+    remedy = _remedy(type(obj))
+    reason = f"it uses {used}, {what}" if steps and steps[0].startswith(" ") else f"{name}{used} is {what}"
+    if remedy is None:
+        reason += f" ({one_line(error)})"
+    return Unpackable(name, name + "".join(steps), reason, remedy or _DEFAULT_REMEDY)
+
+
+def trial(obj: object, namespace: dict[str, Any] | None, returning: bool = False) -> Exception | None:
+    """The error of pickling ``obj``, thrown away while it is made: large buffers are not even read."""
+    try:
+        Pickler(namespace, returning).dump(obj, _Nowhere())
+    except Exception as error:
+        return error
+    return None
+
+
+class _Nowhere:
+    def write(self, data: bytes, /) -> int:
+        return len(data)
+
+
+def parts(obj: Any) -> Iterator[tuple[str, object]]:
+    """What ``obj`` takes along when it is pickled, each with the step that leads to it, as far as it can be looked at:
+    a proxy may raise whatever it is asked."""
+    with suppress(Exception):
+        yield from _parts(obj)
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(obj, types.FunctionType):
+        for name in sorted(_global_names(obj.__code__) & obj.__globals__.keys()):
+            yield f" -> {name}", obj.__globals__[name]
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                yield f" -> {name}", cell.cell_contents
+        positional = obj.__code__.co_varnames[: obj.__code__.co_argcount]
+        for name, default in zip(reversed(positional), reversed(obj.__defaults__ or ()), strict=False):
+            yield f" -> {name}", default
+        yield from ((f" -> {name}", default) for name, default in (obj.__kwdefaults__ or {}).items())
+    elif isinstance(obj, types.MethodType):
+        yield f" -> {obj.__name__}", obj.__func__
+        yield f" -> {type(obj.__self__).__name__}", obj.__self__
+    elif isinstance(obj, partial):
+        yield f" -> {getattr(obj.func, '__name__', 'func')}", obj.func
+        yield from ((f" -> {_key(value)}", value) for value in obj.args)
+        yield from ((f" -> {name}", value) for name, value in obj.keywords.items())
+    elif isinstance(obj, Mapping):
+        yield from ((f"[{_key(key)}]", value) for key, value in obj.items())
+    elif isinstance(obj, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif isinstance(obj, (staticmethod, classmethod)):
+        yield from _parts(obj.__func__)
+    elif isinstance(obj, type):
+        yield from ((f".{name}", value) for name, value in vars(obj).items() if name not in ("__dict__", "__weakref__"))
+    elif _remedy(type(obj)) is None:  # of an Event we say that it is one, not that there is a lock in it
+        yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
+        if type(obj).__module__ == "__main__":
+            yield f" -> {type(obj).__name__}", type(obj)
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _kind(obj: object) -> str:
+    torch = sys.modules.get("torch")
+    with suppress(Exception):  # as in parts()
+        if torch is not None and isinstance(obj, torch.Tensor) and not obj.is_leaf:
+            return "a tensor that autograd computed"
+    name = _name(type(obj)).removeprefix("builtins.").removeprefix("__main__.")
+    return f"{'an' if name.lstrip('_').startswith(tuple('aeiou')) else 'a'} {name}"
+
+
+# type's own: a metaclass may raise whatever it is asked.
+_bases, _module, _qualname = (vars(type)[name].__get__ for name in ("__mro__", "__module__", "__qualname__"))
+
+
+def _name(kind: type) -> str:
+    return f"{_module(kind)}.{_qualname(kind)}"
+
+
+def _remedy(kind: type) -> str | None:
+    for base in _bases(kind):
+        name = _name(base)
+        while name:
+            if name in _REMEDIES:
+                return _REMEDIES[name]
+            name = name.rpartition(".")[0]
+    return None
+
+
+def _key(key: object) -> str:
+    return reprlib.repr(key)
+
+
+def one_line(error: Exception) -> str:
+    """Its type and its text; a user's ``__str__`` may raise in its turn."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:
+        text = f"<its __str__ raised {type(broken).__name__}>"
+    return f"{type(error).__name__}: {text}"[:300]

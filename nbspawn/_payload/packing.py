@@ -1,0 +1,210 @@
+"""What a cell uses, packed once for all ranks; and what a rank's last expression was, on its way back.
+
+A ``Packed`` is memory without a name (_protocol/shared_memory.py): the pickle stream, and behind it every large buffer
+as it is. Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one
+writes stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the person
+moved to shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
+(_protocol/messages.py). How objects are pickled is told in _payload/pickler.py, and what is said of one that cannot be
+in _payload/diagnosis.py.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from typing import Any
+
+from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
+from nbspawn._payload.diagnosis import Unpackable, culprit, one_line, trial
+from nbspawn._payload.pickler import Pickler, loads
+from nbspawn._protocol import shared_memory
+
+__all__ = ["Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "track_classes"]
+
+REPR_LIMIT = 2000  # characters
+_NONE = pickle.dumps(None)
+
+DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 16
+"""multiprocessing sends its fork server so many for one process, beside some of its own and those of a Packed."""
+
+
+# ---------------------------------------------------------------- to the ranks
+
+
+class Packed:
+    """An object packed for any number of ranks; as a context manager it is filled, and closed.
+
+    Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fds`` as descriptors travel,
+    and ``beside`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open until
+    every rank has it; what lies beside must live as long as the ranks use it.
+    """
+
+    def __init__(self, pickler: Pickler, head: memoryview) -> None:
+        self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
+        self.fds = shared_memory.to_be_filled(sum(self.sizes))
+        self.beside = tuple(pickler.beside)
+        self._to_write: list[memoryview] | None = [head, *pickler.buffers]
+
+    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
+        """Write it, or ``give_up`` in the middle; then, as after an error, ranks that wait must be ended. Raises
+        OSError if there is no room."""
+        assert self._to_write is not None
+        shared_memory.fill(self.fds, self._to_write, give_up)
+        self._to_write = None
+
+    def close(self) -> None:
+        shared_memory.close(self.fds)
+        self.fds, self._to_write = (), None
+
+    def __enter__(self) -> Packed:
+        self.fill()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def pack(
+    obj: object, namespace: dict[str, Any] | None = None, name: str = "object", most: int | None = DESCRIPTORS
+) -> Packed:
+    """Pack ``obj``; ``namespace`` is the notebook's, which its functions have as globals. At ``most`` so many
+    descriptors may go beside it (None: any number).
+
+    Raises ``Unpackable``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there can be no
+    file.
+    """
+    try:
+        pickler, head = _pickled(obj, namespace)
+    except Exception as error:
+        raise culprit(name, obj, error, namespace) from error
+    if most is not None and pickler.descriptors > most:
+        raise _too_many(pickler.descriptors, most, name)
+    return Packed(pickler, head)
+
+
+def pack_variables(
+    variables: Mapping[str, object],
+    optional: Collection[str] = frozenset(),
+    namespace: dict[str, Any] | None = None,
+    most: int | None = DESCRIPTORS,
+) -> Packed:
+    """Pack the variables of a cell as one dict. Those named in ``optional`` stay behind where they cannot travel.
+
+    Raises ``Unpackable`` about the first of the others that cannot travel; its ``others`` are the rest.
+    """
+    variables = dict(variables)
+    try:
+        pickler, head = _pickled(variables, namespace)
+    except Exception:
+        errors = {name: error for name, value in variables.items() if (error := trial(value, namespace))}
+    else:
+        if most is not None and pickler.descriptors > most:
+            shared = [name for name, value in variables.items() if _pickled(value, namespace)[0].descriptors]
+            raise _too_many(pickler.descriptors, most, " and ".join(shared))
+        return Packed(pickler, head)
+    culprits = [culprit(name, variables[name], errors[name], namespace) for name in errors if name not in optional]
+    if culprits:
+        culprits[0].others = tuple(culprits[1:])
+        raise culprits[0] from errors[culprits[0].variable]
+    rest = {name: value for name, value in variables.items() if name not in errors}
+    return pack(rest, namespace, "what the cell uses", most)
+
+
+def load(
+    fds: Sequence[int], sizes: Sequence[int], beside: Sequence[object] = (), namespace: dict[str, Any] | None = None
+) -> Any:
+    """In the rank: the object that was packed. Functions of the notebook get ``namespace`` as their globals.
+
+    The mapping lives as long as something uses it; ``fds`` may be closed at once. Raises what unpickling raises:
+    ``ModuleNotFoundError``, for one, where the rank cannot import what the notebook did.
+    """
+    stream, *large = shared_memory.read(fds, sizes)
+    with new_classes_are_the_kernels({} if namespace is None else namespace):
+        return loads(stream, large, beside, namespace)
+
+
+def _too_many(descriptors: int, most: int, name: str) -> Unpackable:
+    reason = (
+        f"{descriptors} descriptors of shared tensors, queues and the like go along, and the fork server takes {most}"
+    )
+    remedy = (
+        "Put them into fewer, larger tensors, call torch.multiprocessing.set_sharing_strategy('file_system'), or run "
+        "with -m fork or -m spawn."
+    )
+    return Unpackable(name, name, reason, remedy)
+
+
+def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, memoryview]:
+    pickler = Pickler(namespace)
+    stream = io.BytesIO()
+    pickler.dump(obj, stream)
+    # Not getbuffer(): a BytesIO whose buffer an error's traceback still holds complains when it is collected.
+    return pickler, memoryview(stream.getvalue())
+
+
+# ---------------------------------------------------------------- and back
+
+
+@dataclass
+class Value:
+    """A rank's result on its way to the kernel: the object by value, or the reason why it had to stay; and its repr,
+    made in the rank, where Stop reaches one that does not end.
+
+    In the rank the buffers are the object's own memory, until the value has been pickled into a message.
+    """
+
+    data: bytes | memoryview = b""
+    buffers: Sequence[bytearray | memoryview] = field(default=(), repr=False)
+    repr: str = ""
+    reason: str = ""
+    _loaded: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, obj: object) -> Value:
+        """Pack ``obj`` in the rank. Never raises: what cannot travel is kept as text."""
+        if obj is None:
+            return cls(_NONE, repr="None")
+        pickler = Pickler(None, returning=True)
+        stream = io.BytesIO()
+        try:
+            pickler.dump(obj, stream)
+        except Exception as error:
+            return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
+        return cls(stream.getvalue(), pickler.buffers, _shown(obj))
+
+    def lost(self, reason: str) -> Value:
+        """The same without the object, which did not arrive."""
+        return Value(repr=self.repr, reason=reason)
+
+    def get(self) -> Any:
+        """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""
+        if self.reason:
+            raise Unpackable("the result", "the result", f"{self.reason}. It reads: {self.repr}")
+        if not self._loaded:
+            try:
+                self._loaded.append(loads(self.data, self.buffers))
+            except Exception as error:
+                raise Unpackable("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
+            self.data, self.buffers = b"", ()
+        return self._loaded[0]
+
+    def text(self) -> str:
+        """Its repr, of at most ``REPR_LIMIT`` characters."""
+        return self.repr
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[Value], tuple[object, ...]]:
+        if self._loaded:  # its memory is the object's now
+            return Value.of(self._loaded[0]).__reduce_ex__(protocol)
+        how: type = pickle.PickleBuffer if protocol >= 5 else bytearray
+        return Value, (how(self.data), [how(buffer) for buffer in self.buffers], self.repr, self.reason)
+
+
+def _shown(obj: object) -> str:
+    try:
+        text = str.__str__(repr(obj))  # not a subclass, which the kernel would have to load
+    except Exception as error:
+        text = f"<{type(obj).__name__}, whose repr raises {one_line(error)}>"
+    return text if len(text) <= REPR_LIMIT else text[: REPR_LIMIT - 3] + "..."

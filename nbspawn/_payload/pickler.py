@@ -1,0 +1,334 @@
+"""How one object becomes a pickle stream and its large buffers, and an object again in another process.
+
+This is cloudpickle with these differences:
+
+- memory of tensors goes out of band, as numpy's does by itself. Torch's tensors of every layout take themselves apart
+  into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
+- CUDA, XLA and TPU tensors travel as copies in CPU memory. In a rank they are on the device of that rank, whichever
+  they were on in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA or XLA can fork
+  no rank, and one that has initialised a TPU holds it.
+- what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
+  person moved to shared memory) is set *beside* the stream, which holds its index.
+- a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
+  the rank its globals are the rank's own, so that the functions that were sent see a cell bind ``lr`` anew.
+- some classes travel by another name, or as another class, than cloudpickle would have them (_payload/classes.py).
+- an open text file does not travel, where cloudpickle sends a copy of its text; ``sys.stdout`` is the rank's own there.
+- what accelerate and transformers know of their process they find out anew in the rank (_payload/accelerate_state.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import io
+import os
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import context, reduction
+from typing import Any, Protocol
+
+from nbspawn._payload import accelerate_state, classes
+
+OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
+
+_WITHOUT_STORAGE = ("xla", "tpu")  # nothing of these can be taken apart; torch pickles a copy that remembers the device
+
+# Their reducers in multiprocessing are only there because plain pickle once could not do these types; cloudpickle can.
+_ORDINARY_MODULES = {"builtins", "functools", "array"}
+
+
+class Sink(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Pickler:
+    """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
+
+    After ``dump``, ``buffers`` and ``beside`` belong to the stream. The buffers are views of the object's memory, which
+    they keep. ``descriptors`` is how many go with what lies beside.
+    """
+
+    def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
+        self.buffers: list[memoryview] = []
+        self.beside: list[object] = []
+        self._namespace = namespace
+        self._returning = returning
+        self._reducers: dict[type, Callable[[Any], Any] | None] = {}
+        self._storages: dict[int, Any] = {}
+        self._shared_storages = 0
+        self._fds: set[int] = set()
+
+    @property
+    def descriptors(self) -> int:
+        return self._shared_storages + len(self._fds)
+
+    def dump(self, obj: object, sink: Sink) -> None:
+        """Raises whatever a part of ``obj`` raises when it is pickled."""
+        import cloudpickle
+
+        pickler: Any = cloudpickle.Pickler(sink, protocol=5, buffer_callback=self._keep_in_band)
+        if self._namespace is not None:
+            pickler.globals_ref[id(self._namespace)] = _Namespace()
+        self._cloudpickle: Callable[[Any], Any] = pickler.reducer_override
+        pickler.reducer_override = self._reduce
+        try:
+            pickler.dump(obj)
+        finally:
+            # Cycles would keep what was pickled alive until the next garbage collection.
+            del pickler.reducer_override, self._cloudpickle
+            self._reducers.clear()
+
+    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        self.buffers.append(raw)
+        return False
+
+    def _reduce(self, obj: Any) -> Any:
+        # Called for every object but the plainest: one look-up must do for types with nothing special about them.
+        kind = type(obj)
+        try:
+            reducer = self._reducers[kind]
+        except KeyError:
+            reducer = self._reducers[kind] = self._reducer(kind)
+        return NotImplemented if reducer is None else reducer(obj)
+
+    def _reducer(self, kind: type) -> Callable[[Any], Any] | None:
+        if issubclass(kind, type):
+            return self._class
+        if issubclass(kind, types.FunctionType):
+            return self._cloudpickle
+        if kind is types.MethodType:
+            return _method
+        if issubclass(kind, io.TextIOBase):
+            return _text_stream
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if issubclass(kind, torch.Tensor):
+                return self._tensor
+            if issubclass(kind, torch.storage.TypedStorage):
+                return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
+            if issubclass(kind, torch.UntypedStorage):
+                return self._storage
+        if not self._returning:
+            if accelerate_state.is_state(kind):
+                return accelerate_state.reduce_state
+            if accelerate_state.is_training_arguments(kind):
+                return accelerate_state.reduce_training_arguments
+        return self._process_bound if _needs_process_start(kind) else None
+
+    def _class(self, cls: type) -> Any:
+        return classes.reduce(cls, _digest if self._returning else None) or self._cloudpickle(cls)
+
+    def _tensor(self, tensor: Any) -> Any:
+        torch = sys.modules["torch"]
+        if self._returning:
+            tensor = _worth_returning(tensor, torch)
+        elif tensor.requires_grad and not tensor.is_leaf:
+            raise TypeError("a tensor that autograd computed cannot leave the process that has its history")
+        reduced = tensor.__reduce_ex__(5)
+        if type(tensor) is torch.Tensor and reduced[0].__name__ == "_rebuild_tensor_v3":
+            # uint16, float8: torch writes an untyped storage and, by way of torch.load, expects a typed one.
+            storage, *rest = reduced[1]
+            return reduced[0], (_typed_storage(storage, torch.uint8), *rest)
+        return reduced
+
+    def _storage(self, storage: Any) -> Any:
+        first = self._storages.setdefault(storage._cdata, storage)
+        if first is not storage:  # two handles of one memory: one memory in the rank, too
+            return _itself, (first,)
+        device = storage.device.type
+        if device == "cpu" and (self._returning or not storage.is_shared()):
+            memory: Any = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+            memory.owner = storage  # which may be a copy that nothing else keeps
+            return _load_storage, (pickle.PickleBuffer(memory),)
+        if self._returning:
+            return _itself, (storage.cpu(),)
+        if device == "cuda":
+            return _on_own_device, (storage.cpu(),)
+        if device != "cpu":
+            return NotImplemented
+        # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
+        torch = sys.modules["torch"]
+        self._shared_storages += torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+        return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
+
+    def _process_bound(self, obj: Any) -> Any:
+        if isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
+            if not hasattr(obj, "_wrapper"):  # of a type that is somewhere in shared memory; this one is not
+                return NotImplemented
+        if self._returning:
+            raise TypeError(f"a {type(obj).__name__} can only be handed to a process that is being started")
+        self._fds |= _rehearse(obj)
+        return _from_beside, self._put_beside(obj)
+
+    def _put_beside(self, obj: object) -> tuple[int]:
+        self.beside.append(obj)
+        return (len(self.beside) - 1,)
+
+
+def _digest(obj: object) -> str:
+    """Of what is pickled of it on the way back from a rank."""
+    digest = hashlib.sha256()
+    pickler = Pickler(None, returning=True)
+    pickler.dump(obj, _Sink(digest.update))
+    for buffer in pickler.buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+class _Sink:
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+
+
+def _worth_returning(tensor: Any, torch: Any) -> Any:
+    """A result as plain values: the history stays in the rank, and `batch[0]` does not take the whole batch along."""
+    if not tensor.is_leaf:
+        tensor = tensor.detach()
+    if type(tensor) is torch.Tensor and tensor.device.type in _WITHOUT_STORAGE:
+        tensor = tensor.cpu()
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad:
+        if tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size() + OUT_OF_BAND:
+            return tensor.clone()
+    return tensor
+
+
+def _method(method: types.MethodType) -> Any:
+    """A function with `!command` in it uses the notebook's get_ipython, a method of a shell: each rank has its own."""
+    if getattr(method, "__name__", "") == "get_ipython" and hasattr(method.__self__, "user_ns"):
+        return _rank_get_ipython, ()
+    return NotImplemented
+
+
+def _text_stream(stream: io.TextIOBase) -> Any:
+    for name in ("stdout", "stderr"):
+        if stream is getattr(sys, name):
+            return _own_stream, (name,)
+    if isinstance(stream, io.TextIOWrapper):
+        raise TypeError("an open file belongs to one process")
+    return NotImplemented
+
+
+def _needs_process_start(kind: type) -> bool:
+    module = str(kind.__module__)
+    if module.startswith(("multiprocessing.", "torch.multiprocessing.")) or module == "multiprocessing":
+        return not issubclass(kind, BaseException)
+    return kind in reduction.ForkingPickler._extra_reducers and module not in _ORDINARY_MODULES  # type: ignore[attr-defined]
+
+
+def _rehearse(obj: object) -> set[int]:
+    """Pickle ``obj`` as the start of a process would: now, while an error can still be put down to a variable. Returns
+    the descriptors that the process would get.
+
+    A queue that was made for fork, for one, is refused only there.
+    """
+    before = context.get_spawning_popen()
+    process = _StandIn()
+    context.set_spawning_popen(process)  # type: ignore[arg-type]
+    try:
+        reduction.ForkingPickler.dumps(obj)
+    finally:
+        context.set_spawning_popen(before)
+    return process.fds
+
+
+class _StandIn:
+    """A process about to be started, as far as reducers ask."""
+
+    DupFd = int
+
+    def __init__(self) -> None:
+        self.fds: set[int] = set()
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.add(fd)
+        return fd
+
+
+# ---------------------------------------------------------------- loading: what the stream calls
+
+_current = threading.local()  # the load that this thread is in
+
+
+def loads(
+    stream: bytes | memoryview,
+    buffers: Iterable[bytearray | memoryview],
+    beside: Sequence[object] = (),
+    namespace: dict[str, Any] | None = None,
+) -> Any:
+    """The object again; functions of the notebook get ``namespace`` (an empty one for None) as their globals."""
+    before = dict(_current.__dict__)
+    _current.beside = beside
+    _current.namespace = {"__name__": "__main__"} if namespace is None else namespace
+    collecting = gc.isenabled()
+    gc.disable()  # it would look through a million new objects again and again: three quarters of the time
+    try:
+        return pickle.loads(stream, buffers=buffers)
+    finally:
+        if collecting:
+            gc.enable()
+        _current.__dict__.clear()
+        _current.__dict__.update(before)
+
+
+class _Namespace:
+    """Stands for the notebook's namespace in the stream."""
+
+    def __reduce__(self) -> tuple[Callable[[], dict[str, Any]], tuple[()]]:
+        return _rank_namespace, ()
+
+
+def _rank_namespace() -> dict[str, Any]:
+    return _current.namespace  # type: ignore[no-any-return]
+
+
+def _rank_get_ipython() -> Any:
+    ipython = sys.modules.get("IPython")  # a rank that runs a plain function does not load it
+    return ipython.get_ipython if ipython is not None else type(None)
+
+
+def _own_stream(name: str) -> Any:
+    return getattr(sys, name)
+
+
+def _from_beside(index: int) -> object:
+    return _current.beside[index]
+
+
+def _storage_from_beside(index: int) -> Any:
+    return _current.beside[index].untyped_storage()
+
+
+def _load_storage(buffer: bytearray | memoryview) -> Any:
+    import torch
+
+    # frombuffer refuses an empty buffer
+    bytes_ = (
+        torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
+    return bytes_.untyped_storage()
+
+
+def _on_own_device(storage: Any) -> Any:
+    """In the rank. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return storage
+    return storage.cuda(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _itself(obj: object) -> object:
+    return obj

@@ -1,0 +1,136 @@
+"""The rank's end of its channel to the kernel: blocking, thread-safe, never cut in the middle of a frame."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nbspawn._protocol.messages import Command, Decoder, Event, InputReply, InputRequest, encode
+
+_CHUNK = 1 << 16
+
+
+class Channel:
+    """Connects to the kernel's socket at ``path``; raises OSError if no kernel listens there any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.turn = 1
+        """Of the command that runs: what is sent belongs to it."""
+        self._path = os.fspath(path)
+        self._connect()
+        # Reentrant: a signal handler of the person's own may display something while the same thread sends.
+        self._send_lock = threading.RLock()
+        self._ask_lock = threading.Lock()
+        # A process that is forked while another thread sends would have the lock held for ever.
+        os.register_at_fork(
+            before=self._send_lock.acquire,
+            after_in_parent=self._send_lock.release,
+            after_in_child=self._send_lock.release,
+        )
+        # Of the main thread: signal handlers run in it, and must not cut into what it has begun here.
+        self.sending = 0
+        self.asking = False
+        self.on_answered: list[Callable[[], None]] = []
+        self.on_sent: list[Any] = []
+        self.on_leaving: list[Callable[[], None]] = []
+        """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
+
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(self._path)
+        self._inode = os.fstat(self._socket.fileno()).st_ino
+        self._decoder = Decoder()
+        self._commands: deque[Command] = deque()
+
+    def _check(self) -> None:
+        """The person's code may have closed every descriptor, and opened something else under this number: connect
+        anew, and leave what is there alone."""
+        with contextlib.suppress(OSError):
+            if os.fstat(self._socket.fileno()).st_ino == self._inode:
+                return
+        self._socket.detach()
+        with contextlib.suppress(OSError):  # no kernel any more
+            self._connect()
+
+    @contextmanager
+    def _whole_frame(self) -> Iterator[None]:
+        """An interrupt that lands here waits (_rank/process.py): half a frame would garble everything after it."""
+        main = threading.current_thread() is threading.main_thread()
+        with self._send_lock:
+            self.sending += main
+            try:
+                self._check()
+                yield
+            finally:
+                self.sending -= main
+        while main and self.on_sent and not self.sending:
+            self.on_sent.pop()()
+
+    def send(self, event: Event) -> None:
+        """Send one event. A kernel that has gone is no error: the lifeline ends this process anyway."""
+        attached: list[int] = []
+        frame = encode(event, attached, self.turn)
+        with self._whole_frame():
+            try:
+                sent = socket.send_fds(self._socket, [frame], attached) if attached else 0
+                self._socket.sendall(frame[sent:])
+            except OSError:
+                pass
+            finally:
+                for fd in attached:
+                    os.close(fd)
+
+    def offer(self, event: Event) -> bool:
+        """Send an event that may be late or left out, from a thread of its own. False if somebody else is sending, or
+        the kernel has not read for a while: whoever sends something that matters must not wait for this."""
+        if not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            self._check()
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+            if unread > _CHUNK:
+                return False
+            self._socket.sendall(encode(event, turn=self.turn))
+            return True
+        except OSError:
+            return False
+        finally:
+            self._send_lock.release()
+
+    def receive(self) -> Command:
+        """Wait for the next command; raises EOFError when the kernel has closed the channel."""
+        while not self._commands:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise EOFError("the kernel has closed the channel")
+            self._commands.extend(command for _, command in self._decoder.feed(data))
+        return self._commands.popleft()
+
+    def ask(self, request: InputRequest) -> InputReply:
+        """Send a question and wait for its answer; threads of one rank take turns."""
+        with self._ask_lock:
+            main = threading.current_thread() is threading.main_thread()
+            self.asking = main
+            try:
+                self.send(request)
+                reply = self.receive()
+            finally:
+                self.asking = False
+        while main and self.on_answered:
+            self.on_answered.pop()()
+        assert isinstance(reply, InputReply)
+        return reply
+
+    def close(self) -> None:
+        """Close the socket; the kernel reads what was sent before."""
+        self._socket.close()

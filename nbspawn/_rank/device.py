@@ -1,0 +1,43 @@
+"""Which accelerator a rank computes on, made ready before the command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def ready(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """What has to be done before the process group is made, and before a function runs that names no device."""
+    if info.launch.accelerator == "xla":
+        from nbspawn._rank import xla
+
+        xla.initialise(info)
+    elif info.launch.backend == "nccl":
+        choose(info)  # a group of ranks that are all on the first GPU hangs in its first collective
+    yield
+
+
+def choose(info: RankInfo) -> torch.device:
+    """torch_xla's device or torch_tpu's, if the ranks were started for one of them; else ``cuda:<local rank>``, made
+    the current device, where CUDA works in this rank; else ``cpu``."""
+    import torch
+
+    if info.launch.accelerator == "xla":
+        from nbspawn._rank import xla
+
+        return xla.device()
+    if info.launch.accelerator == "tpu":
+        return torch.device("tpu")
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", info.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

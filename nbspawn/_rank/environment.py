@@ -1,0 +1,167 @@
+"""The rank's environment as torchrun sets it, its threads, and the process group of ``--backend``."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nbspawn._protocol.messages import Regroup
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+
+_CONNECTED = "nbspawn/connected"
+"""Key in a group's store: how many ranks have made it."""
+
+server_began_with: frozenset[str] = frozenset()
+"""The variables that the fork server had from the kernel; the others of its environment its imports have set."""
+
+
+def set_environment(info: RankInfo) -> None:
+    """Make ``os.environ`` the kernel's at launch (a fork server's is as old as the server), plus this rank's own part
+    of what torchrun sets: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. What imports
+    have set in this process stays, where the kernel has nothing of that name: torch_xla finds its library by such a
+    variable."""
+    launch = info.launch
+    for name in server_began_with - launch.env.keys():
+        os.environ.pop(name, None)
+    os.environ.update(launch.env, RANK=str(info.rank), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.rank))
+
+
+def serve_own_rendezvous(info: RankInfo) -> None:
+    """Have ``init_process_group()`` meet at a file, as the group of ``--backend`` does: a TCPStore's client asks DNS
+    for the name of 127.0.0.1, which takes 5 s where no answer comes. Each group has a file of its own; in the store of
+    one that has been destroyed ranks would find old addresses, and wait there for ever.
+
+    Code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meets there, as under ``mp.spawn``. Under
+    torchrun it hangs: with TORCHELASTIC_USE_AGENT_STORE set every rank is a client, and nobody serves that port.
+
+    Either way torch's own barrier at the end of ``init_process_group()`` is switched on. Without it gloo lets a rank go
+    as soon as that one is connected, and if it has little to do and ends, its peers fail while they connect
+    ("Connection closed by peer"): one in four runs, since a rank ends much sooner than torchrun's.
+    """
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
+        return
+    from torch.distributed import FileStore
+
+    create = rendezvous._create_c10d_store
+    ours = int(os.environ["MASTER_PORT"])
+    made: Counter[int] = Counter()
+
+    def create_store(
+        hostname: str, port: int, rank: int, world_size: int, timeout: datetime.timedelta, *args: Any, **kwargs: Any
+    ) -> Any:
+        os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
+        if port == ours:
+            made[info.regrouped] += 1
+            store = FileStore(f"{info.launch.files.store}-{info.regrouped}-{made[info.regrouped]}", world_size)
+            store.set_timeout(timeout)
+            return store
+        agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        try:
+            return create(hostname, port, rank, world_size, timeout, *args, **kwargs)
+        finally:
+            if agent is not None:
+                os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
+
+    rendezvous._create_c10d_store = create_store
+
+
+def keep_destroyed_groups(info: RankInfo) -> None:
+    """Until the next command, hold a process group that the cell has destroyed: a DistributedDataParallel that goes
+    after it would be the last to hold it, and gloo's destructor then waits, with Python's lock, for a thread that waits
+    for that lock. In torch 2.13 a function that trains, destroys the group and returns, as in its tutorials, hangs."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return
+    destroy = distributed.destroy_process_group
+    destroyed: list[Any] = []
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        destroyed.append(distributed.group.WORLD if group is None else group)
+        destroy(group)
+
+    info.on_begin.append(destroyed.clear)
+    distributed.destroy_process_group = distributed.distributed_c10d.destroy_process_group = destroy_process_group
+
+
+def set_threads(info: RankInfo) -> None:
+    """Intra-op threads: in a forked process OpenMP has read OMP_NUM_THREADS long ago, so torch is told."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(info.launch.threads)
+
+
+@contextmanager
+def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.
+
+    gloo's is destroyed by the end of the process. By itself it waits 20 to 40 ms for its threads, and closes nothing
+    that the system does not. A rank does not end before its peers are connected, too (``serve_own_rendezvous`` tells
+    why): to know that costs nothing at the start, where torch's barrier polls the file each 10 ms.
+
+    The store is a file in the run's private directory: no port, no look-up of the host's name (a TCPStore asks
+    DNS, see ``serve_own_rendezvous``).
+    """
+    launch = info.launch
+    if launch.backend is None:
+        yield
+        return
+    import torch.distributed as dist
+
+    store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
+    _make_group(info, store)
+    yield
+    if dist.is_initialized() and dist.get_backend() != "gloo":
+        dist.destroy_process_group()
+    try:
+        with info.interrupts.enabled():
+            while store.add(_CONNECTED, 0) < launch.world_size:
+                time.sleep(0.001)
+    except KeyboardInterrupt:
+        pass  # one of them has failed
+
+
+def regroup(info: RankInfo, command: Regroup) -> None:
+    """Make the group anew, with every other rank, and have the models that used the old one use it."""
+    info.regrouped = command.number
+    if not command.store:
+        return
+    import torch.distributed as dist
+
+    models = []
+    if dist.is_initialized():
+        kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
+        found = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
+        models = [model for model in found if model.process_group is dist.group.WORLD]
+        dist.destroy_process_group()
+    _make_group(info, dist.PrefixStore(str(command.number), dist.FileStore(command.store, info.launch.world_size)))
+    for model in models:
+        # Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled.
+        model.process_group = dist.group.WORLD
+        model.__setstate__(model.__getstate__())
+    gc.collect()  # the old group, with a thread and its sockets, is in a cycle with the traceback of what broke it
+
+
+def _make_group(info: RankInfo, store: Any) -> None:
+    import torch.distributed as dist
+
+    launch = info.launch
+    backend = launch.backend
+    if backend == "xla":
+        from nbspawn._rank import xla
+
+        backend = xla.backend()
+    # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
+    timeout = datetime.timedelta(days=1) if launch.patient else None
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=info.ordinal, world_size=launch.world_size)
+    store.add(_CONNECTED, 1)

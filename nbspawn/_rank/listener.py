@@ -1,0 +1,104 @@
+"""``--debugpy``: a port on this machine at which a debugger of the Debug Adapter Protocol (VS Code's) can attach.
+
+Who attaches runs code as the notebook's user, and any user of the machine can connect to its ports. debugpy has tokens,
+but between its own parts only: what an editor connects to asks for none. So the rank looks whose connection it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from nbspawn._protocol.messages import Listening
+from nbspawn._rank import connections, debugger
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+
+_LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank lives, if the person asked for it; without, debugpy is not even imported."""
+    if not info.launch.debugpy:
+        yield
+        return
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # its warning would stand among what the person prints
+    hook = sys.breakpointhook
+    import debugpy
+    import debugpy.server  # with pydevd
+
+    door = _open_door(sys.modules["pydevd"])
+    try:
+        # In this process: the adapter that debugpy would start otherwise leaves the rank's process group.
+        debugpy.listen(door.getsockname(), in_process_debug_adapter=True)
+    except RuntimeError as refusal:
+        raise RuntimeError(
+            f"debugpy cannot listen in a rank that was forked from a kernel whose own debugger is on ({refusal}). "
+            "Turn that off and restart the kernel, or use -m forkserver."
+        ) from None
+
+    sys.breakpointhook = hook  # pydevd's own does nothing while nobody is attached
+    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns of pdb, with ten lines at each step
+    debugger.attached = _stop_at
+    here = Listening(info.rank, door.getsockname()[1])
+    channel.send(here)
+    info.on_begin.append(lambda: channel.send(here))
+    yield
+
+
+class _Door(socket.socket):
+    """Lets in the processes of this user, and root's. Of others it says so once."""
+
+    _told = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        while True:
+            connection, address = super().accept()
+            end = connections.other_ends().get(os.fstat(connection.fileno()).st_ino)
+            if end is not None and end.uid in (os.geteuid(), 0):
+                return connection, address
+            connection.close()
+            if not self._told:
+                self._told = True
+                print(
+                    "nbspawn: a connection to this rank's debugger was closed: it does not come from a process of "
+                    f"this machine that is user {os.geteuid()}'s or root's.",
+                    file=sys.stderr,
+                )
+
+
+def _open_door(pydevd: Any) -> _Door:
+    """Have pydevd accept its connections here."""
+    try:
+        connections.other_ends()
+    except OSError as error:
+        raise RuntimeError(
+            f"--debugpy needs Linux and its /proc/net/tcp, which tells a rank whose connection it is ({error}): "
+            "other users of this machine could attach, too."
+        ) from None
+    waiting = getattr(pydevd.PyDB, "_WaitForConnectionThread", None)
+    if waiting is None or "create_server_socket" not in waiting.run.__code__.co_names:
+        raise RuntimeError(
+            "This release of debugpy listens in a way that cannot be closed to other users of this machine: "
+            "pip install 'debugpy<=1.8.22'."
+        )
+    door = _Door()
+    door.bind((_LOOPBACK, 0))
+    door.listen()
+    pydevd.create_server_socket = lambda host, port: door
+    return door
+
+
+def _stop_at(frame: FrameType) -> bool:
+    """Stop there, if a debugger is attached."""
+    pydevd: Any = sys.modules["pydevd"]
+    if not pydevd._is_attached():
+        return False
+    pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
+    return True

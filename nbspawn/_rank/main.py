@@ -1,0 +1,243 @@
+"""The rank's whole life, from the top down: become a rank, say so, run what the kernel sends, leave."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from nbspawn._payload import packing
+from nbspawn._protocol import shared_memory
+from nbspawn._protocol.messages import (
+    UNGROUPED,
+    Close,
+    Event,
+    Imported,
+    Leaving,
+    Parcel,
+    Raised,
+    Regroup,
+    Returned,
+    RunCell,
+    RunFunction,
+    Started,
+)
+from nbspawn._rank import (
+    debugger,
+    device,
+    environment,
+    imports,
+    libraries,
+    listener,
+    namespace,
+    outcome,
+    process,
+    prompts,
+    sampler,
+    seeds,
+    settings,
+    stacks,
+    stdio,
+    stuck,
+    variables,
+)
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import Launch, RankInfo
+
+Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
+
+# Entered in this order once the rank has said that it started; left in the other order, and only in good order: a
+# rank that failed leaves at once, because teardown (NCCL's above all) can hang and would hide the error.
+FEATURES: tuple[Feature, ...] = (
+    prompts.answered_by_kernel,
+    debugger.prompting,
+    listener.listening,
+    stuck.freeing,
+    sampler.sampling,
+    device.ready,
+    environment.process_group,
+)
+
+
+preloaded = imports.Preloaded()
+"""The fork server sets it."""
+
+_TELLING = 4
+"""So many ranks tell what they have imported: the others have hardly imported anything else."""
+
+
+def main(rank: int, launch: Launch) -> None:
+    """torch.multiprocessing's ``fn(i, *args)``: everything that a rank does happens below this call."""
+    # Of all that was inherited: the first full collection would write to each of its objects, which takes 0.3 s and
+    # copies 40 MB into this process (https://docs.python.org/3/library/gc.html#gc.freeze).
+    gc.freeze()
+    interrupts = process.Interrupts(launch.files.interrupts, rank)
+    info = RankInfo(rank, launch, interrupts, launch.command)
+    process.own_session()
+    process.go_before_the_kernel()
+    stdio.redirect(launch.files.log(rank))
+    process.die_with_kernel(launch.files.lifeline)
+    environment.set_environment(info)
+    process.not_interactive()
+    if launch.method == "fork":
+        process.let_go(launch.foreign)
+        libraries.not_interactive()
+        _forget_event_loop()
+    else:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.path[:] = launch.sys_path
+        preloaded.forget_shadowed()
+        settings.put(launch.settings)
+    libraries.forget_process_state()
+    seeds.sow(info)
+    environment.set_threads(info)
+    environment.serve_own_rendezvous(info)
+    environment.keep_destroyed_groups(info)
+    stacks.report_crashes(launch.files.crash(rank))
+    stacks.answer(launch.files.stack(rank))
+    debugger.not_yet()
+    channel = Channel(launch.files.socket)
+    interrupts.install(channel)
+    channel.send(Started(rank, os.getpid(), time.monotonic()))
+    with ExitStack() as features:
+        try:
+            with interrupts.enabled():
+                for feature in FEATURES:
+                    features.enter_context(feature(info, channel))
+        except BaseException as error:
+            _leave(channel, outcome.failed(rank, error, skip=__file__))
+        ended = _perform(info, channel)
+        while launch.keep and not isinstance(ended, Leaving):
+            for end in info.on_end:
+                end()
+            channel.send(ended)
+            if not _next(info, channel):
+                break
+            ended = _perform(info, channel)
+        else:
+            if not isinstance(ended, Returned):
+                _leave(channel, ended)
+            channel.send(ended)
+    stdio.leave()
+    channel.close()
+    if launch.method == "spawn":
+        _end()
+
+
+def _next(info: RankInfo, channel: Channel) -> bool:
+    """Wait for a kept rank's next cell or function; False when there is none any more."""
+    while True:
+        try:
+            command = channel.receive()
+        except EOFError:
+            return False
+        if isinstance(command, Regroup):
+            try:
+                environment.regroup(info, command)
+            except Exception as error:
+                info.ungrouped = error  # the rank's variables are still good
+        elif isinstance(command, (RunCell, RunFunction)):
+            info.begin(command)
+            channel.turn = command.turn
+            info.interrupts.begin(command.interrupts)
+            for begin in info.on_begin:
+                begin()
+            if command.debug:
+                debugger.break_soon()
+            return True
+        elif isinstance(command, Close):
+            return False
+        # Else it is the answer to a question that somebody has stopped.
+
+
+def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
+    """Run the command, and say when it began, and what it has imported."""
+    ready = time.monotonic()
+    ended = _run(info, channel)
+    if info.rank < _TELLING and (modules := info.imported.take()):
+        channel.send(Imported(info.rank, modules))
+    return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
+
+
+def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
+    command = info.command
+    if (lost := info.ungrouped) is not None:
+        info.ungrouped = None
+        error = RuntimeError(f"{UNGROUPED}: {type(lost).__name__}: {lost}")
+        return outcome.failed(info.rank, error.with_traceback(lost.__traceback__), skip=__file__)
+    if isinstance(command, RunCell):
+        from nbspawn._rank import shell
+
+        return shell.run(command, lambda: _job(info), info, channel)
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and ipython.get_ipython() is not None:
+        from nbspawn._rank import shell
+
+        shell.attach(info, channel)
+    try:
+        with info.interrupts.enabled():
+            job = _job(info)
+            return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"]))
+    except BaseException as error:
+        shown = variables.of_error(error, info.names) if command.show_locals else ()
+        ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
+        debugger.post_mortem(info, ended, error)
+        return ended
+
+
+def _job(info: RankInfo) -> Any:
+    """The function and its arguments, or the variables that a cell uses: inherited by fork, else loaded."""
+    launch, job, beside = info.launch, info.command.job, info.launch.beside
+    if isinstance(job, Parcel):
+        if not job.paths:
+            return {}
+        fds, job, beside = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in job.paths], job.sizes, ()
+    elif launch.payload:
+        fds = [sent.fd for sent in launch.payload]
+    else:
+        return launch.inherited
+    try:
+        with namespace.own_names_stay():
+            return packing.load(fds, job, beside, namespace.of_rank())
+    finally:
+        shared_memory.close(fds)
+
+
+def _leave(channel: Channel, ended: Event) -> NoReturn:
+    """Report, flush, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could wait for a peer."""
+    stdio.flush()
+    channel.send(ended)
+    for say in channel.on_leaving:
+        say()
+    channel.close()
+    os._exit(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
+
+
+def _end() -> NoReturn:
+    """Ranks of the other methods end with ``os._exit``, a spawned one as an interpreter does; and that aborts now and
+    then, after all is done, when a thread of torch's frees a tensor then ("terminate called without an active
+    exception", 4 of 60 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So it does what is
+    the person's, their threads and ``atexit``, and leaves the rest to the system."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    stdio.flush()
+    os._exit(0)
+
+
+def _forget_event_loop() -> None:
+    """A forked rank has the kernel's event loop, marked as running, and shares its epoll with the kernel. A fresh
+    policy has none yet, as in a new process."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None:
+        asyncio._set_running_loop(None)
+        private = "_" if sys.version_info >= (3, 14) else ""  # where policies are deprecated
+        policy = getattr(asyncio.events, f"{private}get_event_loop_policy")()
+        getattr(asyncio.events, f"{private}set_event_loop_policy")(type(policy)())

@@ -1,0 +1,98 @@
+"""How a command ended, as the event that says so: a value, an exception, an exit."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+from nbspawn._payload import packing
+from nbspawn._protocol.messages import Leaving, Raised, Returned
+from nbspawn._rank import stdio
+
+Outcome = Returned | Raised | Leaving
+
+
+_MESSAGE = 2000  # characters of an exception's own text
+_PART = 10_000  # characters of one part of a traceback: a frame, or the message
+_WHOLE = 60_000  # characters of a traceback
+
+
+def returned(rank: int, value: object) -> Returned | Raised:
+    """The value travels packed; one that cannot is replaced by its text (payload.Value). A rank whose output is not all
+    in its log has failed."""
+    packed = packing.Value.of(value)
+    if (lost := stdio.flush()) is not None:
+        told = f"what this rank has printed last could not be written to its log: {lost.strerror}. "
+        told += "Free some space, or give --log-dir (log_dir) a directory that has some."
+        return Raised(rank, time.monotonic(), "OSError", told, f"OSError: {told}\n", (), None, stdio.log_offset())
+    return Returned(rank, time.monotonic(), packed, stdio.log_offset())
+
+
+def failed(
+    rank: int,
+    error: BaseException,
+    rendered: tuple[str, ...] = (),
+    cell: str | None = None,
+    skip: str | None = None,
+    moment: float | None = None,
+    variables: Sequence[str] = (),
+) -> Raised | Leaving | Returned:
+    """What ``error`` means: ``sys.exit(0)`` is an end in good order, other exits leave, the rest is raised.
+
+    ``cell`` is the file name of the running cell; ``skip`` that of the code whose frames, outermost in the traceback,
+    are not the person's; ``moment`` is when it was raised, if that is not now; ``variables`` are lines for below the
+    traceback.
+    """
+    moment = time.monotonic() if moment is None else moment
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255
+            return Leaving(rank, moment, code, "", stdio.log_offset()) if code else returned(rank, None)
+        return Leaving(rank, moment, 1, _text(error.code), stdio.log_offset())
+    frames = _without(error.__traceback__, skip)
+    lines = _bounded([*traceback.format_exception(type(error), error, frames), *(f"{line}\n" for line in variables)])
+    rendered = rendered and tuple(_bounded([*rendered, *variables]))
+    line = _innermost_line(frames, cell) if cell is not None else None
+    name, text = type(error).__name__, "".join(lines)
+    return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset())
+
+
+def _text(said: object) -> str:
+    """Plain text, of bounded length."""
+    try:
+        return _cut(str.__str__(str(said)), _MESSAGE)  # not a subclass, which the kernel would have to load
+    except Exception as broken:  # a person's __str__ may raise; the error that it belongs to must still be told
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _bounded(parts: Sequence[str]) -> list[str]:
+    """A traceback that fits into a notebook: an exception may quote megabytes of data."""
+    kept = [_cut(part, _PART) for part in parts]
+    while sum(map(len, kept)) > _WHOLE:
+        del kept[len(kept) // 2]
+    if len(kept) < len(parts):
+        kept.insert(len(kept) // 2, f"... {len(parts) - len(kept)} frames are left out ...\n")
+    return kept
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... {len(text) - 2 * half:,} characters are left out ... {text[-half:]}"
+
+
+def _without(frames: TracebackType | None, skip: str | None) -> TracebackType | None:
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == skip:
+        frames = frames.tb_next
+    return frames
+
+
+def _innermost_line(frames: TracebackType | None, filename: str) -> int | None:
+    line = None
+    for frame, number in traceback.walk_tb(frames):
+        if frame.f_code.co_filename == filename:
+            line = number
+    return line

@@ -1,0 +1,179 @@
+"""What the fork server is to import, how it does that, and what it says of it.
+
+The kernel writes a ``Plan`` to a file in its private directory and gives the path in the environment; the server
+answers in a second file (``Report``). Both are JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbspawn._rank import imports, trial
+
+PATH = "NBSPAWN_PLAN"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``modules`` are imported in this order, each if a trial finds nothing against it; those in ``trusted`` need none.
+    No more are imported once the server's resident memory is above ``memory`` bytes. ``environment`` is that
+    of the ranks, as far as it is known. ``shell`` makes IPython's, too."""
+
+    modules: tuple[str, ...] = ()
+    trusted: tuple[str, ...] = ()
+    memory: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    shell: bool = False
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+@dataclass
+class Report:
+    """``modules`` are all that have been imported for the plan, ``imported`` those of the plan that began it;
+    ``refused`` says why others were not, ``skipped`` which there was no memory for. ``memory`` is the server's resident
+    bytes. ``read`` are the environment variables that were looked at meanwhile: their values before and after (None:
+    not set)."""
+
+    modules: frozenset[str] = frozenset()
+    imported: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    memory: int = 0
+    read: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Report:
+        """In the kernel, which then removes both files. Raises OSError where there is none."""
+        answer = _answer(path)
+        found = json.loads(answer.read_text())
+        for file in (path, answer):
+            file.unlink()
+        return cls(**{**found, "modules": frozenset(found["modules"])})
+
+
+def take() -> Plan:
+    """In the server: the plan. Its ranks do not see the variable."""
+    global _path
+    _path = Path(os.environ.pop(PATH))
+    given: dict[str, Any] = json.loads(_path.read_text())
+    # What was inherited may differ: native code (readline) sets variables of which the kernel's os.environ is not told.
+    for name in os.environ.keys() - given["environment"].keys():
+        del os.environ[name]
+    os.environ.update(given["environment"])
+    return Plan(**given)
+
+
+_path = Path()
+
+
+def carry_out(plan: Plan) -> Report:
+    """Import what is planned."""
+    report = Report()
+    before = set(sys.modules)
+    own = list(sys.path)
+    # Not from the folder in which the kernel started, whose modules are the user's.
+    sys.path[:] = [folder for folder in own if os.path.abspath(folder) != os.getcwd()]
+    for trusted, names in itertools.groupby(plan.modules, lambda name: name in plan.trusted):
+        left = _left(names, report)
+        while left:
+            found = None if trusted else trial.first_refused(left)
+            safe = left.index(found[0]) if found else len(left)
+            _import(left[:safe], plan.memory, report)
+            if found:
+                report.refused[found[0]] = found[1]
+            left = _left(left[safe + 1 :], report)
+    sys.path[:] = own
+    report.modules = frozenset(imports.installed(sys.modules.keys() - before))
+    gc.collect()
+    report.memory = resident()
+    return report
+
+
+def _import(modules: Sequence[str], memory: int, report: Report) -> None:
+    for name in modules:
+        trial.leave_if_orphaned()
+        if name in sys.modules:
+            continue
+        if resident() > memory:
+            report.skipped += (name,)
+            continue
+        try:
+            importlib.import_module(name)
+            report.imported += (name,)
+        except Exception as error:
+            report.refused[name] = trial.failed(error)
+
+
+def _left(modules: Iterable[str], report: Report) -> list[str]:
+    """Those that are to be imported still, without what is not installed here, or is a part of what was refused."""
+    left = []
+    for name in modules:
+        above = {name[:end] for end, letter in enumerate(f"{name}.") if letter == "."}
+        if name not in sys.modules and not above & report.refused.keys():
+            top = name.partition(".")[0]
+            if top in sys.modules or imports.is_installed(top):
+                left.append(name)
+    return left
+
+
+def write(report: Report) -> None:
+    """For the kernel, which reads it when the server answers."""
+    _answer(_path).write_text(json.dumps({**asdict(report), "modules": sorted(report.modules)}))
+
+
+def _answer(path: Path) -> Path:
+    return path.with_suffix(".report")
+
+
+def resident() -> int:
+    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, tuple[str | None, str | None]]]:
+    """While modules are imported: note which environment variables they look at. A rank with other values must not get
+    a copy of what they made of these. (What native code reads, and Python code that goes through all variables, is not
+    seen.)"""
+    names: set[str] = set()
+    noted: dict[str, tuple[str | None, str | None]] = {}
+    before = dict(os.environ)
+    usual: Any = type(os.environ)
+
+    class Recording(usual):  # type: ignore[misc]
+        passed = ""  # by an iteration over all: that it is read then says nothing of what it is for
+
+        def __iter__(self) -> Iterator[str]:
+            for name in super().__iter__():
+                self.passed = name
+                yield name
+            self.passed = ""
+
+        def __getitem__(self, name: Any) -> Any:
+            if isinstance(name, str) and name != self.passed:
+                names.add(name)
+            return super().__getitem__(name)
+
+    environment: Any = os.environ
+    environment.__class__ = Recording
+    try:
+        yield noted
+    finally:
+        environment.__class__ = usual
+        noted.update({name: (before.get(name), os.environ.get(name)) for name in names})

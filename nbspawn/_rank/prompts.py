@@ -1,0 +1,42 @@
+"""``input()`` and ``getpass()`` in a rank: asked of the person through the kernel."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nbspawn._protocol.messages import InputRequest
+from nbspawn._rank import stdio
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+
+
+def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str:
+    """Wait for the person's answer. Raises EOFError and KeyboardInterrupt as ``input`` does, RuntimeError where nobody
+    can answer (nbclient, papermill)."""
+    reply = channel.ask(InputRequest(info.rank, str.__str__(str(prompt)), password, stdio.log_offset()))
+    if reply.kind == "text":
+        return reply.text
+    if reply.kind == "eof":
+        raise EOFError
+    if reply.kind == "interrupt":
+        raise KeyboardInterrupt
+    raise RuntimeError(reply.text)
+
+
+@contextmanager
+def answered_by_kernel(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank lives, its prompts go to the notebook: the rank's own stdin is empty."""
+
+    def rank_input(prompt: object = "", /) -> str:
+        return ask(info, channel, prompt, password=False)
+
+    def rank_getpass(prompt: str = "Password: ", *_: Any, **__: Any) -> str:
+        return ask(info, channel, prompt, password=True)
+
+    builtins.input = rank_input
+    getpass.getpass = rank_getpass
+    yield

@@ -1,0 +1,235 @@
+"""Where the rank is and what it uses: a thread that looks some times a second, and tells what has changed.
+
+It reads the main thread's stack. A look takes 0.2 ms of a processor, most of it for waking up on cold caches
+(tests/benchmarks/overhead.py). Numbers go to the gauges (_protocol/gauges.py), positions over the channel.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from nbspawn._protocol.gauges import Gauges
+from nbspawn._protocol.messages import Frame, Position, Sampled
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.stacks import OtherThreads
+
+# Seconds between two looks: while the run is young (a short one has a profile too), and afterwards. Looks are made, and
+# told, at multiples of these on the clock that all processes share: ranks in lock-step are held up together then, not
+# each in its turn, and the kernel wakes up once for all.
+_YOUNG = 5.0
+_INTERVAL_YOUNG = 0.1
+_INTERVAL = 0.5
+_SPACING = 1.0  # seconds between two messages, at least, while each look finds something else
+_SPACING_AT_REST = 0.1  # and where a rank has stood still for two looks: a prompt that comes next stops the table
+_SPACING_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
+_MEASURE = 0.5  # seconds between two readings of the gauges
+_LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
+_RESTING = 0.25  # seconds between two looks whether there is something to run
+_LAST_WORD = 0.2  # seconds that a rank which has failed waits for the thread
+_DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
+
+# torch.distributed's functions that wait for other ranks; those that only ask (get_rank) are none.
+COLLECTIVES = frozenset(
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list "
+    "destroy_process_group gather gather_object init_process_group monitored_barrier new_group recv recv_object_list "
+    "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
+    "send_object_list split_group".split()
+)
+# DistributedDataParallel's backward waits for other ranks in C++, where no Python frame tells of it, and so does wait()
+# of what an asynchronous collective returned. It is taken for that when the thread has not computed for a while.
+_MAY_WAIT = frozenset({"backward", "wait"})
+_IDLE = 1.0  # seconds
+_C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+_WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
+_RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
+_PLACES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_PLACES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _PLACES))})/|.*/(?:site|dist)-packages/")
+
+
+@contextmanager
+def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank runs."""
+    sampler = Sampler(info, channel)
+    sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's may be long in coming
+    info.on_begin.append(sampler.go_on)
+    info.on_end.append(sampler.rest)
+    thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        if thread.is_alive():
+            sampler.going_on.release()
+            thread.join(_LAST_WORD)
+
+    channel.on_leaving.append(end)
+    yield
+    end()
+
+
+class Sampler:
+    """The thread's work; releasing ``going_on`` ends it after a last message. (An Event's timed wait costs as much as
+    the look.)"""
+
+    def __init__(self, info: RankInfo, channel: Channel) -> None:
+        self.going_on = threading.Lock()
+        self.going_on.acquire()
+        self._rank = info.rank
+        self._channel = channel
+        self._others = OtherThreads(info.launch.files, info.rank)
+        self._info = info
+        self.gauges = Gauges(info.launch.files.gauges, info.rank)
+        self._main = threading.main_thread().ident
+        # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
+        of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
+        self._clock = of_thread(self._main)
+        self._spacing = max(_SPACING, _SPACING_A_RANK * info.launch.world_size)
+        self._own: dict[str, bool] = {}
+        self._spent: dict[Position, float] = {}
+        self._at = (Position(), 0.0)
+        self._command = 0
+        self._resting = False
+        self._turn = threading.Lock()
+
+    def rest(self) -> None:
+        """Called by the main thread of a kept rank that has nothing to run: say the last of what it ran."""
+        with self._turn:
+            self._resting = True
+            now = time.monotonic()
+            self.gauges.write(now)
+            if self._spent:
+                self._tell(now)
+
+    def go_on(self) -> None:
+        """Called by the main thread when it has."""
+        self._command += 1
+        self._resting = False
+
+    def run(self) -> None:
+        """Look, add up, tell. While the rank rests nobody wakes this thread: a command may last for a millisecond."""
+        while True:
+            if self._resting:
+                if self.going_on.acquire(timeout=_RESTING):
+                    return
+            elif self._watch(self._command):
+                return
+
+    def _watch(self, command: int) -> bool:
+        """Until another command runs, or none; True if the rank ends with it."""
+        seen = Position()
+        since = time.monotonic()
+        looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
+        self._at = (seen, since)
+        told, told_at = self._at, since - self._spacing  # the first position is told at once
+        young_until = since + _YOUNG
+        interval = pause = _INTERVAL_YOUNG  # a command that is over at once needs no look
+        while not self.going_on.acquire(timeout=pause + interval - time.monotonic() % interval):
+            now, pause = time.monotonic(), 0.0
+            interval = _INTERVAL_YOUNG if now < young_until else _INTERVAL
+            with self._turn:
+                if self._resting or self._command != command:
+                    return False
+                here, fresh = self._look()
+                self._others.tell()
+                if now // _MEASURE > measured // _MEASURE:
+                    measured = now
+                    self.gauges.write(now)
+                used_before, used = used, time.clock_gettime(self._clock)
+                # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
+                worked = used - used_before > (now - looked) / 10
+                if here != seen or (fresh if here.call else worked):
+                    seen, since = here, looked
+                if worked or since == looked:
+                    idle_since = now
+                here = _waiting(here) if now - idle_since >= _IDLE else here
+                self._at = (here, since)
+                self._spent[here] = self._spent.get(here, 0.0) + now - looked
+                looked = now
+                stands = now - since > 1.5 * interval
+                due = _LATEST if self._at == told else _SPACING_AT_REST if stands else self._spacing
+                if now // due > told_at // due and self._tell(now):
+                    told, told_at = self._at, now
+            for look in self._info.on_look:
+                look(here.collective or now - idle_since >= _IDLE)
+        self._tell(time.monotonic())
+        return True
+
+    def _tell(self, now: float) -> bool:
+        told = self._channel.offer(Sampled(self._rank, now, *self._at, tuple(self._spent.items())))
+        if told:
+            self._spent.clear()
+        return told
+
+    def _look(self) -> tuple[Position, bool]:
+        """The main thread's position, and whether its innermost library call has begun since the last look."""
+        frame: FrameType | None = sys._current_frames().get(self._main or 0)
+        below: list[FrameType] = []
+        mine: list[Frame] = []
+        while frame is not None:
+            code = frame.f_code
+            if self._is_own(code.co_filename):
+                mine.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
+            elif code.co_filename == _RANK_MAIN:
+                break  # under fork the kernel's own frames follow
+            elif not mine:
+                below.append(frame)
+            frame = frame.f_back
+        mine.reverse()
+        frames = tuple(mine if len(mine) <= _DEPTH else [mine[0], *mine[-_DEPTH + 1 :]])
+        if not mine:  # before the cell, in what nbspawn does for it (init_process_group), or after it
+            below = [frame for frame in below if _is_collective(frame)]
+        call, collective = "", False
+        for frame in below:  # innermost first
+            name = frame.f_code.co_name
+            if _is_collective(frame):
+                call, collective = name, True
+            elif not collective and name not in _WRAPPERS and not name.startswith("_"):
+                call = name
+        return Position(frames, call, collective), bool(below) and _first_seen(below[-1])
+
+    def _is_own(self, file: str) -> bool:
+        own = self._own.get(file)
+        if own is None:
+            own = file in self._info.command.names or not is_library(file)
+            self._own[file] = own
+        return own
+
+
+def is_library(file: str) -> bool:
+    """Is the file installed, or no file at all ('<string>')? A cell of IPython 7 counts as a file."""
+    return not file.startswith("<ipython-input") and _LIBRARY.match(file) is not None
+
+
+def _waiting(position: Position) -> Position:
+    """What an idle rank that is a member of a group is likely to wait for."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return position
+    if not position.call and position.frames and ".wait(" in linecache.getline(*position.frames[-1][:2]):
+        return position._replace(call="wait", collective=True)
+    return position._replace(collective=position.collective or position.call in _MAY_WAIT)
+
+
+def _is_collective(frame: FrameType) -> bool:
+    return frame.f_code.co_name in COLLECTIVES and frame.f_code.co_filename.endswith(_C10D)
+
+
+def _first_seen(frame: FrameType) -> bool:
+    """Has this call not been looked at before? A frame lives as long as its call, so it is marked, in the one field of
+    its own that a library's frame has no use for. (To keep it would keep the call's tensors alive.)"""
+    if frame.f_trace_lines:
+        frame.f_trace_lines = False
+        return True
+    return False

@@ -1,0 +1,339 @@
+"""Runs a cell in the rank's IPython shell and sends what it displays to the kernel.
+
+The one module of the rank that imports IPython. The shell is a ``RankShell``: under fork it was the kernel's own,
+whose sockets, history and comms must never be used again; else a light one that the fork server made beforehand.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import functools
+import linecache
+import os
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from IPython import get_ipython, version_info
+from IPython.core.debugger import Pdb
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
+from nbspawn._rank import debugger, device, front_ends, hosts, outcome, process, stdio
+from nbspawn._rank import variables as variables_shown
+from nbspawn._rank.channel import Channel
+from nbspawn._rank.launch import RankInfo
+
+_NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class RankShell(InteractiveShell):
+    """A shell without a front end of its own: no kernel, no history file, no GUI loop."""
+
+    def init_virtualenv(self) -> None:
+        """The kernel has settled ``sys.path``, and has given its warnings."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Nothing to enable: figures are displayed as images (``%matplotlib inline`` calls this)."""
+
+
+def instance() -> InteractiveShell:
+    """The process's shell; made if there is none."""
+    shell = get_ipython()
+    if shell is None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.HistoryManager.hist_file = ":memory:"
+        # With this process's own module: a kept rank, or the script that it was forked from, has variables already.
+        shell = RankShell.instance(config=config, user_module=sys.modules["__main__"])
+        process.not_interactive()
+        shell.display_formatter.active_types = shell.display_formatter.format_types
+    return shell
+
+
+@functools.cache
+def displays() -> tuple[RankDisplayPublisher, RankDisplayHook]:
+    """What takes the place of the shell's own in a rank. Made before ranks are forked: it takes each of them 1 ms."""
+    shell = instance()
+    outputs = {name: shell.user_ns.get(name) for name in ("_", "__", "___")}
+    made = RankDisplayPublisher(), RankDisplayHook(shell=shell, parent=None)
+    shell.user_ns.update(outputs)  # a new DisplayHook has emptied them
+    return made
+
+
+_attached_in = -1
+"""The process whose shell is attached: a kept rank runs many cells in one, and a rank may fork ranks of its own."""
+
+_ran_in = -1
+"""The process that has run a cell."""
+
+
+def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
+    """Send the shell's displays and prompts to the kernel, and cut what an inherited one still holds of it: once."""
+    global _attached_in
+    shell = instance()
+    if _attached_in == os.getpid():
+        return shell
+    _attached_in = os.getpid()
+    del sys.argv[1:]  # the kernel's connection file, at which argparse in a cell would end the rank
+    shell.display_pub, shell.displayhook = displays()
+    shell.display_pub.info, shell.display_pub.channel = info, channel
+    shell.display_trap.hook = shell.displayhook
+    sys.displayhook = shell.displayhook
+    # system_raw runs `!cmd` in this rank's process group and straight into its log; the default's pseudo-terminal
+    # would put it in a session of its own, where it would outlive the rank.
+    shell.system = shell.system_raw
+    shell.history_manager.enabled = False
+    # IPython 9 keeps all that a cell prints, in memory, for a history that no rank has, and each line takes 1 µs more.
+    shell._tee = lambda channel: contextlib.nullcontext()
+    shell.call_pdb = False  # `%pdb on` is the launch's `pdb` (_rank/debugger.py)
+    shell.ask_exit = sys.exit  # `exit` and `quit`: a kernel's would end the notebook's kernel, the light shell has none
+    if not isinstance(shell, RankShell):
+        _become_rank_shell(shell)
+    front_ends.draw_text(shell.config)
+    debugger.adapt(Pdb)
+    _name_cells(shell, info)
+    return shell
+
+
+def run(
+    command: RunCell,
+    variables: Callable[[], Mapping[str, Any]],
+    info: RankInfo,
+    channel: Channel,
+) -> outcome.Outcome:
+    """Run the cell; its last expression is the value. Tracebacks and ``inspect.getsource`` see the notebook's cells."""
+    global _ran_in
+    first, _ran_in = _ran_in != os.getpid(), os.getpid()
+    shell = attach(info, channel)
+    if first and info.launch.method != "fork":
+        shell.user_module = sys.modules["__main__"]
+        shell.user_ns = vars(shell.user_module)
+        shell.init_user_ns()
+    _learn_sources(shell, command)
+    colors = command.colors or _NO_COLORS
+    if first or shell.colors != colors:
+        shell.colors = colors
+        if version_info < (9,):  # where only %colors tells them
+            for traceback in (shell.InteractiveTB, shell.SyntaxTB):
+                traceback.set_colors(colors)
+    shell.execution_count = command.number
+    shell.displayhook.silent = command.silent
+    rank, launch = info.rank, info.launch
+    rendered: list[str] = []
+
+    def remember(self: object, kind: type, error: BaseException, lines: list[str] | str) -> None:
+        if _is_running(shell.user_global_ns):
+            # `with ipywidgets.Output():`, interact and %run show an error and go on.
+            InteractiveShell._showtraceback(shell, kind, error, lines)
+            return
+        rendered[:] = [lines] if isinstance(lines, str) else lines
+        # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
+        warnings.filterwarnings("ignore", message="To exit: use")
+
+    vars(shell).pop("showtraceback", None)
+    format_and_remember = shell.showtraceback
+    raised_at: list[float] = []
+
+    def showtraceback(*args: Any, **kwargs: Any) -> None:
+        interrupt = sys.exc_info()[1]
+        if isinstance(interrupt, KeyboardInterrupt) and _is_running(shell.user_global_ns):
+            raise interrupt  # which those who show an error and go on (see above) must not keep from the cell
+        # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
+        raised_at.append(time.monotonic())
+        with info.interrupts.postponed():
+            format_and_remember(*args, **kwargs)
+
+    shell._showtraceback = types.MethodType(remember, shell)
+    shell.showtraceback = showtraceback
+    try:
+        with info.interrupts.enabled():
+            shell.user_ns.update(variables())
+            if first:
+                shell.user_ns.update(
+                    rank=info.ordinal,
+                    local_rank=rank,
+                    world_size=launch.world_size,
+                    device=device.choose(info),
+                    __name__="__main__",
+                )
+            ran = shell.run_cell(command.source, store_history=False)
+    except BaseException as early:  # a variable that does not load here, an interrupt outside of the cell's own code
+        return outcome.failed(rank, early, cell=command.filename, skip=__file__)
+    error = ran.error_before_exec or ran.error_in_exec
+    if error is not None:
+        moment = raised_at[-1] if raised_at else None
+        shown = variables_shown.of_error(error, info.names) if command.show_locals else ()
+        ended = outcome.failed(rank, error, tuple(rendered), command.filename, _RUNNER, moment, shown)
+        debugger.post_mortem(info, ended, error)
+        return ended
+    try:
+        with info.interrupts.enabled():  # packing it and its repr are the person's code, too
+            return outcome.returned(rank, ran.result)
+    except BaseException as late:
+        return outcome.failed(rank, late, cell=command.filename, skip=__file__)
+
+
+def _is_running(namespace: dict[str, Any]) -> bool:
+    """Is the cell's own code being run, below ``run``?"""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not run.__code__:
+        if frame.f_globals is namespace:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_RUNNER = InteractiveShell.run_code.__code__.co_filename
+
+
+def _name_cells(shell: InteractiveShell, info: RankInfo) -> None:
+    """Compile under the notebook's own names for the cells, and show their first lines as the person typed them."""
+    remember = shell.compile.cache
+
+    def cache(*args: Any, **kwargs: Any) -> str:
+        name: str = remember(*args, **kwargs)
+        size, _, lines, path = linecache.cache[name]  # type: ignore[misc]
+        command = info.command
+        if isinstance(command, RunCell) and command.number == 0:
+            getattr(shell.compile, "_filename_map", {}).pop(name, None)  # by its file name, then, not as "Cell In[0]"
+        if isinstance(command, RunCell) and command.first_line and lines and lines[0].startswith("# %%"):
+            linecache.cache[name] = (size, None, [command.first_line, *lines[1:]], path)
+            getattr(linecache, "_ipython_cache", {}).pop(name, None)  # IPython 7 would restore its own entry
+        return name
+
+    def name(raw: str, transformed: str, number: int) -> str:
+        command = info.command
+        return command.filename if isinstance(command, RunCell) else inherited(raw, transformed, number)
+
+    def transform(raw: str) -> str:
+        command = info.command
+        if isinstance(command, RunCell) and command.transformed and raw == command.source:
+            return command.transformed
+        return transform_anew(raw)
+
+    inherited, transform_anew = shell.compile.get_code_name, shell.transform_cell
+    shell.transform_cell = transform  # the kernel has done that, for all ranks
+    shell.compile.get_code_name = name
+    shell.compile.cache = cache
+
+
+def _learn_sources(shell: InteractiveShell, command: RunCell) -> None:
+    for name, (number, lines) in command.sources.items():
+        if name in linecache.cache:
+            continue  # a cell that this rank has run: the kernel knows only the call of the magic
+        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
+        if hasattr(shell.compile, "_filename_map"):  # IPython >= 8: what prints "Cell In[5]"
+            shell.compile._filename_map[name] = number
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """``display()`` in the rank: a message to the kernel, in order with what was printed."""
+
+    info: RankInfo
+    channel: Channel
+
+    def publish(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        *,
+        transient: Mapping[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Display ids are this rank's own: the same id in two ranks is two displays."""
+        transient = dict(transient or {})
+        if "display_id" in transient:
+            run = self.info.launch.files.private.name
+            transient["display_id"] = f"{run}-{self.info.rank}-{transient['display_id']}"
+        bundle, more, transient = (_json_ready(part) for part in (_shown(data), metadata or {}, transient))
+        self.channel.send(DisplayData(self.info.rank, bundle, more, transient, bool(update), stdio.log_offset()))
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Clear this rank's displays, not its peers'."""
+        self.channel.send(ClearOutput(self.info.rank, wait, stdio.log_offset()))
+
+
+class RankDisplayHook(DisplayHook):
+    """The cell's last expression. A value with nothing but text is shown once, in the Results; a richer one (a table,
+    a figure) is displayed where it was made."""
+
+    silent = False
+    """Does the cell end with a semicolon? Then its value is returned, but shown nowhere."""
+
+    def __call__(self, result: object = None) -> None:
+        """The value; IPython would ask the kernel's history whether this cell is silent."""
+        if self.silent:
+            self.fill_exec_result(result)
+        else:
+            super().__call__(result)
+
+    def quiet(self) -> bool:
+        """See ``silent``."""
+        return False
+
+    def write_output_prompt(self) -> None:
+        """The kernel marks what it shows."""
+
+    def write_format_data(self, format_dict: Mapping[str, Any], md_dict: Mapping[str, Any] | None = None) -> None:
+        """Publish a rich value; a widget is a text here."""
+        if set(format_dict) - {"text/plain", _WIDGET}:
+            self.shell.display_pub.publish(format_dict, md_dict)
+
+    def update_user_ns(self, result: object) -> None:
+        """``_`` as in any cell; no growing ``Out``."""
+        self.shell.user_ns["_"] = result
+
+    def log_output(self, format_dict: Mapping[str, Any]) -> None:
+        """No history."""
+
+    def finish_displayhook(self) -> None:
+        """The default prints a newline."""
+
+
+def _json_ready(data: Any) -> Any:
+    """As on Jupyter's wire: plain data, binary images as base64. What is none of that would be an object of somebody's
+    class, which the kernel would have to load; ipykernel refuses it as well."""
+    if data is None or type(data) in (str, int, float, bool):
+        return data
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return base64.b64encode(data).decode("ascii")
+    if isinstance(data, Mapping):
+        return {str.__str__(str(key)): _json_ready(value) for key, value in data.items()}
+    if isinstance(data, str):
+        return str.__str__(data)
+    if isinstance(data, datetime.datetime):
+        return data.isoformat()
+    if isinstance(data, Integral):
+        return int(data)
+    if isinstance(data, Real):
+        return float(data)
+    if isinstance(data, Iterable):
+        return [_json_ready(value) for value in data]
+    raise TypeError(f"a display cannot hold a {type(data).__name__}: give it text, numbers, lists and dicts")
+
+
+def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
+    """No widget, whose model lives in a process no front end knows."""
+    return {kind: value for kind, value in data.items() if kind != _WIDGET or len(data) == 1}
+
+
+def _become_rank_shell(shell: InteractiveShell) -> None:
+    """Under fork: what the notebook has set up in its shell stays, what its class has for a front end goes."""
+    if hasattr(shell, "kernel"):
+        front_ends.leave_kernel(shell.kernel)
+    hosts.plain_errors(shell)
+    shell.__class__ = RankShell
+    shell.init_hooks()  # what `name?` shows would be sent along with the kernel's reply to the cell

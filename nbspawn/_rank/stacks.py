@@ -1,0 +1,98 @@
+"""Where a rank stands: on a signal it writes its main thread's stack to a file, even from inside C code."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+from nbspawn._protocol.messages import Frame
+from nbspawn._rank import process
+from nbspawn._rank.launch import RunFiles
+
+# A real-time signal collides with no program's own use of SIGUSR1 or SIGUSR2. macOS has none.
+SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+
+_NOT_THE_PERSONS = ("nbspawn-", "pydevd.")
+_DEPTH = 100  # frames of one stack; faulthandler has the same bound
+_RUNNERS = (
+    (os.path.join("nbspawn", "_rank", "main.py"), None),
+    (os.path.join("IPython", "core", "interactiveshell.py"), "run_code"),
+)
+
+
+def answer(path: Path) -> None:
+    """Write the stack to ``path`` at each ``SIGNAL``; faulthandler needs neither the GIL nor the bytecode loop."""
+    faulthandler.register(SIGNAL, file=_opened(path), all_threads=False)
+
+
+def report_crashes(path: Path) -> None:
+    """On a segfault or an abort, write the Python stack to ``path``, unless the person's environment says no."""
+    if os.environ.get("PYTHONFAULTHANDLER", "1") != "0":
+        faulthandler.enable(file=_opened(path), all_threads=False)
+
+
+def _opened(path: Path) -> int:
+    """faulthandler writes to this number, whatever it is by then."""
+    return process.out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+
+
+def persons(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Of a stack, innermost frame first, that part which the person's cell or function has called; outermost first."""
+    found: list[Frame] = []
+    for frame in frames:
+        if any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS):
+            break
+        found.append(frame)
+    return tuple(reversed(found))
+
+
+class OtherThreads:
+    """Of a rank: their stacks, written to a file after the main thread has written its own.
+
+    faulthandler could write them from its signal handler, but it would read frames that a thread which runs is
+    changing, and may crash. So a thread of ours looks whether the main thread has been asked.
+    """
+
+    def __init__(self, files: RunFiles, rank: int) -> None:
+        self._asked = files.stack(rank)
+        self._path = files.threads(rank)
+        self._seen = self._asked.stat().st_size
+
+    def tell(self) -> None:
+        """If the main thread has been asked since; costs 2 us if not."""
+        try:
+            size = os.stat(self._asked).st_size
+        except OSError:  # a cleaner of temporary files has deleted it
+            return
+        if size == self._seen:
+            return
+        self._seen = size
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        main = threading.main_thread().ident
+        found = [
+            (name, _frames(frame))
+            for ident, frame in sys._current_frames().items()
+            if ident != main and not (name := names.get(ident, "unnamed")).startswith(_NOT_THE_PERSONS)
+        ]
+        whole = self._path.with_suffix(".new")
+        try:
+            whole.write_text(json.dumps({"size": size, "threads": found}))
+            whole.replace(self._path)
+        except OSError:
+            pass  # a full disk; whoever looks has the main thread's stack
+
+
+def _frames(frame: FrameType | None) -> list[Frame]:
+    """Outermost first."""
+    found: list[Frame] = []
+    while frame is not None and len(found) < _DEPTH:
+        found.insert(0, Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return found

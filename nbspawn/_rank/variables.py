@@ -1,0 +1,147 @@
+"""The variables of the frame that raised, as lines of bounded length: what a person would have printed first."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import reprlib
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+from nbspawn._rank.sampler import is_library
+
+_MOST = 30  # variables
+_WIDTH = 160  # characters of one value
+_BUSY = 1.0  # seconds: a device that is still at work then may wait for a rank that has ended
+
+_BORING = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+
+
+def of_error(error: BaseException, cells: Iterable[str]) -> list[str]:
+    """Those of the innermost frame of the person's own code, ``cells`` being its files beside what is not installed; a
+    heading first. Of a cell's own line those that it names. Nothing where the error has no such frame."""
+    frame = _innermost(error.__traceback__, frozenset(cells))
+    if frame is None:
+        return []
+    code = frame.f_code
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        where, found = f"{code.co_name}()", dict(frame.f_locals)
+    else:
+        names = [name for name in dict.fromkeys(code.co_names) if name in frame.f_globals]
+        where, found = "the failing line", {name: frame.f_globals[name] for name in names}
+    found = {
+        name: value for name, value in found.items() if not isinstance(value, _BORING) and not name.startswith("__")
+    }
+    if not found:
+        return []
+    width = max(map(len, found))
+    lines = [f"{name.ljust(width)} = {summary(value)}" for name, value in list(found.items())[:_MOST]]
+    if len(found) > _MOST:
+        lines.append(f"and {len(found) - _MOST} more")
+    return [f"Variables of {where}:", *(f"    {line}" for line in lines)]
+
+
+def summary(value: Any) -> str:
+    """One line: what a tensor or an array is made of, else a short repr."""
+    try:
+        told = _tensor(value) or _array(value) or _module(value) or _REPR.repr(value)
+    except Exception as broken:  # a person's __repr__, a device that has failed: the error itself must still be told
+        told = f"<{type(value).__name__}: {type(broken).__name__} when it was to be shown>"
+    told = " ".join(told.split())
+    return told if len(told) <= _WIDTH else told[: _WIDTH - 1] + "…"
+
+
+def _innermost(frames: TracebackType | None, cells: frozenset[str]) -> FrameType | None:
+    found = None
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if file in cells or not is_library(file):
+            found = frames.tb_frame
+        frames = frames.tb_next
+    return found
+
+
+class _Repr(reprlib.Repr):
+    """What a list or a dict holds is summed up in the same way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 80, 100
+
+    def repr1(self, x: Any, level: int) -> str:
+        return _tensor(x) or _array(x) or super().repr1(x, level)
+
+
+_REPR = _Repr()
+
+
+def _tensor(value: Any) -> str:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return ""
+    kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
+    shape = "×".join(map(str, value.shape)) or "scalar"
+    told = f"{kind} {shape} {str(value.dtype).removeprefix('torch.')} {value.device}"
+    # A subclass (DTensor) may ask other ranks for its values, and they do not listen any more.
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta or value.layout != torch.strided:
+        return told
+    if not value.numel():
+        return f"{told}, empty"
+    values = value.detach()
+    if values.device.type == "cuda" and not _idle(torch.cuda.current_stream(values.device)):
+        return f"{told}, its values not known: the device is busy"
+    if values.dtype == torch.bool:
+        return f"{told}: {int(values.sum())} of {values.numel()} True"
+    if values.dtype.is_complex or values.is_quantized:
+        return told
+    try:
+        low, high = (part.item() for part in values.aminmax())
+        mean = values.mean(dtype=torch.float64 if values.dtype == torch.float64 else torch.float32).item()
+        return told + _statistics(values.numel(), low, high, mean, lambda: int(values.isnan().sum()))
+    except Exception:  # a type without these operations (float8), a device on which an assertion has failed
+        return told
+
+
+def _idle(stream: Any) -> bool:
+    end = time.monotonic() + _BUSY
+    while not stream.query():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _array(value: Any) -> str:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        pandas: Any = sys.modules.get("pandas")
+        if pandas is not None and isinstance(value, pandas.DataFrame):
+            return f"DataFrame {value.shape[0]}×{value.shape[1]}: {', '.join(map(str, value.columns[:10]))}"
+        return ""
+    shape = "×".join(map(str, value.shape)) or "scalar"
+    told = f"{type(value).__name__} {shape} {value.dtype}"
+    if not value.size or value.dtype.kind not in "iuf":
+        return told
+    low, high, mean = (part.item() for part in (value.min(), value.max(), value.mean()))
+    return told + _statistics(value.size, low, high, mean, lambda: int(numpy.isnan(value).sum()))
+
+
+def _statistics(count: int, low: float, high: float, mean: float, nans: Callable[[], int]) -> str:
+    if count == 1:
+        return f": {low:.6g}"
+    if math.isnan(low) or math.isnan(high):
+        return f": has NaN ({nans()} of {count})"
+    infinite = ", has inf" if math.isinf(low) or math.isinf(high) else ""
+    return f": min {low:.4g}, mean {mean:.4g}, max {high:.4g}{infinite}"
+
+
+def _module(value: Any) -> str:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.nn.Module):
+        return ""
+    mode = "training" if value.training else "evaluating"
+    return f"{type(value).__name__}, {sum(p.numel() for p in value.parameters()):,} parameters, {mode}"

@@ -1,0 +1,129 @@
+"""A run as an HTML table: live under the cell, and still in the saved notebook.
+
+It has to read in four places: JupyterLab and Notebook (their colours, by CSS variables), VS Code and Colab (none of
+these variables, light or dark), GitHub and mail (no styles at all), and after a sanitizer. So: a plain table, inline
+styles only, no script, no id, nothing from outside, and no colour that says what no word says.
+
+``python -m nbspawn._render.html > page.html`` draws made-up runs.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, no_source, numbers, ports, rows
+from nbspawn._state.run import Run, Source, State, ranges
+from nbspawn._state.stall import stall
+
+# Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
+_WIDTH = 160
+
+# The fallbacks are legible on white and on black.
+_COLOURS: dict[State, str] = {
+    "failed": "var(--jp-error-color1,#e0483e)",
+    "waiting for input": "var(--jp-warn-color1,#d97a00)",
+    "debugging": "var(--jp-warn-color1,#d97a00)",
+    "waiting": "var(--jp-info-color1,#00838f)",
+    "running": "var(--jp-brand-color1,#3b8eea)",
+    "done": "var(--jp-success-color1,#3a9d44)",
+}
+_QUIET = "var(--jp-ui-font-color2,#888)"
+
+_WIDTHS = {"time": "4.5em", "cpu": "3.2em", "memory": "4.5em", "device": "4.5em"}
+# Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
+_SHORT = 20
+
+# Front ends style tables of their own accord (JupyterLab: right-aligned, zebra; classic Notebook: border-box), hence
+# much that looks obvious.
+BOX = (
+    "color:var(--jp-ui-font-color1,inherit);font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
+    "font-size:var(--jp-ui-font-size1,13px);line-height:20px"
+)
+_LINE = "height:20px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
+_TABLE = (
+    "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0;"
+    "min-width:600px;table-layout:fixed;width:100%"
+)
+_ROW = "background:none;height:20px"
+_CELL = "padding:0 14px 0 0;white-space:nowrap"
+_HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
+_TO_HEED = "color:var(--jp-warn-color0,#c60)"
+_MARK = "display:inline-block;width:1.2em"
+_CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
+
+
+def brief(run: Run, now: float) -> str:
+    """The heading as the whole table."""
+    return f'<div style="{BOX}">{_heading(run, now)}</div>'
+
+
+def _heading(run: Run, now: float) -> str:
+    ranks, how, time = heading(run, now)
+    how = escape(how)
+    quiet = f'<span style="color:{_QUIET}">{how}</span>'
+    mark = f'<div style="{_LINE}"><b style="{_TO_HEED}">{escape(run.mark)}</b></div>' if run.mark else ""
+    return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
+
+
+def table(run: Run, now: float, source: Source = no_source) -> str:
+    """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
+    drawn = rows(run, now, source)
+    live = not run.over
+    columns = numbers(run, drawn)
+    told = escape(stall(run, now, source))
+    return "".join(
+        [
+            f'<div style="{BOX};overflow-x:auto">',
+            _heading(run, now),
+            f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
+            _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
+            _cell("th", "state", "left", f"{_HEAD};width:9em"),
+            _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
+            *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}") for name in columns),
+            _cell("th", "last line, result or error", "left", _HEAD),
+            "</tr></thead><tbody>",
+            *(_row(row, live, [column[index] for column in columns.values()]) for index, row in enumerate(drawn)),
+            "</tbody></table>",
+            # The line is there from the start: the output below must not jump when there is something to say.
+            f'<div style="min-height:20px">{told and f"<b>{told}</b>"}</div>' if live else "",
+            *(f"<div>{escape(note)}</div>" for note in (ports(run), *run.notes) if note),
+            "</div>",
+        ]
+    )
+
+
+def _line_width(run: Run) -> str:
+    """What a cell of short lines needs; else half of what the other columns leave. The same as long as the run lasts,
+    so that no column ever moves."""
+    longest = max((len(line.strip()) for line in run.source), default=_SHORT)
+    return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ""
+
+
+def _row(row: Row, live: bool, measured: list[str]) -> str:
+    colour = _COLOURS.get(row.state, _QUIET)
+    whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
+    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.told}'
+    return (
+        f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
+        + _cell("td", row.label, "right")
+        + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
+        + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
+        + "".join(_cell("td", number, "right") for number in measured)
+        + _cell("td", escape(clip(row.text, _WIDTH)), "left", _CODE)
+        + "</tr>"
+    )
+
+
+def _cell(tag: str, content: str, align: str, style: str = "", whole: str = "") -> str:
+    # The attribute is for where styles are taken out: there th is centred and td left-aligned.
+    attribute = "" if (tag, align) == ("td", "left") else f' align="{align}"'
+    attribute += f' title="{escape(whole)}"' if whole else ""
+    return f'<{tag}{attribute} style="{_CELL};text-align:{align}{";" + style if style else ""}">{content}</{tag}>'
+
+
+if __name__ == "__main__":
+    from nbspawn._render.text import demo
+
+    print('<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>nbspawn</title>')
+    for nprocs in (5, 64):
+        print(table(*demo(nprocs)), "<hr>")

@@ -1,0 +1,122 @@
+"""Where ranks stand, drawn: each stack once, with its lines of source and the ranks that have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+
+from nbspawn._protocol.messages import Frame
+from nbspawn._render.html import BOX
+from nbspawn._render.text import clip, duration
+from nbspawn._state.run import Run, Source, name_ranks
+
+_WIDTH = 110
+_MOST_FRAMES = 24  # of one stack: the outermost and, above all, the innermost
+_MOST_GROUPS = 12
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
+
+_QUIET = "var(--jp-ui-font-color2,#888)"
+_FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
+_PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
+
+
+Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
+"""Other threads of a rank: their names and their stacks."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One rank's: ``frames`` of its main thread, outermost first, from the person's on; none if it did not answer.
+    ``threads`` are its other threads that run Python, by name. A frame of native code has line 0, and its library for a
+    file."""
+
+    frames: tuple[Frame, ...] = ()
+    threads: Threads = ()
+
+
+def text(stacks: Mapping[int, Stack], run: Run, now: float, source: Source) -> list[str]:
+    """Lines; the other threads take one each."""
+    lines = []
+    for heading, stack, threads in _groups(stacks, run, now):
+        lines += [heading, *(f"  {line}" for line in _lines(stack.frames, run, source))]
+        lines += [f"  thread {name}{_in(frames, run)}" for name, frames in threads]
+    return lines
+
+
+def html(title: str, stacks: Mapping[int, Stack], run: Run, now: float, source: Source, open_: bool) -> str:
+    """A fold, ``open_`` from the start or not; the other threads, with their whole stacks, are one in it. Reads without
+    styles."""
+    parts = [f'<details{" open" if open_ else ""}><summary style="{_FOLD}"><b>{escape(title)}</b></summary>']
+    for heading, stack, threads in _groups(stacks, run, now):
+        shown = "\n".join(_lines(stack.frames, run, source))
+        parts.append(f'<div>{escape(heading)}</div><pre style="{_PRE}">{escape(shown)}</pre>')
+        if threads:
+            whole = "\n".join(
+                "\n".join([f"thread {name}", *(f"  {line}" for line in _lines(frames, run, source))])
+                for name, frames in threads
+            )
+            count = "1 other thread" if len(threads) == 1 else f"{len(threads)} other threads"
+            parts.append(
+                f'<details><summary style="{_FOLD};color:{_QUIET}">{count}</summary>'
+                f'<pre style="{_PRE}">{escape(whole)}</pre></details>'
+            )
+    return f'<div style="{BOX};margin:2px 0 6px 0">{"".join(parts)}</details></div>'
+
+
+def _groups(stacks: Mapping[int, Stack], run: Run, now: float) -> Iterator[tuple[str, Stack, Threads]]:
+    """A heading, the stack, and the different other threads of its ranks."""
+    alike: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        # On a full disk no stack can be written, and a rank that is stopped writes none: then where it was seen last.
+        answered = bool(stack.frames)
+        alike.setdefault((answered, stack.frames or run.ranks[rank].position.frames), []).append(rank)
+    for index, ((answered, frames), ranks) in enumerate(alike.items()):
+        if index == _MOST_GROUPS:
+            left = len(alike) - index
+            yield f"and {left} more stacks, of other ranks", Stack(), ()
+            return
+        threads = {thread: None for rank in ranks for thread in stacks[rank].threads}
+        told = _state(ranks, run, now) if answered else _silent(frames, ranks, run)
+        yield f"{name_ranks(ranks)}{told}", Stack(frames), tuple(threads)
+
+
+def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
+    if frames:
+        return ", without an answer, seen last:"
+    states = {run.ranks[rank].state for rank in ranks}
+    return ": starting" if states == {"starting"} else ": not in the cell's code, or stopped by the system"
+
+
+def _state(ranks: list[int], run: Run, now: float) -> str:
+    waiting = [run.ranks[rank] for rank in ranks if run.ranks[rank].state == "waiting"]
+    if not waiting:
+        return ":"
+    longest = max(now - rank.called for rank in waiting)
+    return f", waiting {duration(longest)} in {waiting[0].position.call}:"
+
+
+def _lines(frames: tuple[Frame, ...], run: Run, source: Source) -> Iterator[str]:
+    """As in a traceback: the place, then the line's text."""
+    left_out = len(frames) - _MOST_FRAMES
+    for index, frame in enumerate(frames):
+        if 0 < left_out and 4 <= index < 4 + left_out:
+            if index == 4:
+                yield f"... {left_out} more calls"
+            continue
+        if not frame.line:
+            yield clip(f"native: {frame.name} ({frame.file})", _WIDTH)
+            continue
+        yield clip(_place(frame, run), _WIDTH)
+        if line := run.text(frame, source):
+            yield clip(f"    {line}", _WIDTH)
+
+
+def _place(frame: Frame, run: Run) -> str:
+    name = run.names.get(frame.file) or _INSTALLED.sub("", frame.file)
+    return f"{name}, line {frame.line}" + ("" if frame.name.startswith("<") else f", in {frame.name}")
+
+
+def _in(frames: tuple[Frame, ...], run: Run) -> str:
+    return f": {_place(frames[-1], run)}" if frames else ""

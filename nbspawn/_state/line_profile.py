@@ -1,0 +1,69 @@
+"""Where the time went: the samples of all ranks, added up by line. Pure.
+
+A sample counts to a line of the running cell. What the person's own functions do below that line, those of other cells
+too, is kept and can be unfolded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from nbspawn._protocol.messages import Event, Frame, Position, Sampled
+
+
+@dataclass
+class Line:
+    """Seconds by rank at one line, those in collectives among them; ``below``: the same for the lines of the functions
+    that it calls. ``frame`` is None for what is not in the person's code."""
+
+    frame: Frame | None
+    seconds: dict[int, float] = field(default_factory=dict)
+    waiting: dict[int, float] = field(default_factory=dict)
+    below: dict[Frame, Line] = field(default_factory=dict)
+
+    def add(self, rank: int, position: Position, frames: tuple[Frame, ...], seconds: float) -> None:
+        """Time at a position that is reached from here by ``frames``."""
+        self.seconds[rank] = self.seconds.get(rank, 0.0) + seconds
+        if position.collective:
+            self.waiting[rank] = self.waiting.get(rank, 0.0) + seconds
+        if frames:
+            self.below.setdefault(frames[0], Line(frames[0])).add(rank, position, frames[1:], seconds)
+
+
+class Profile:
+    """``cell`` is the file name of the running cell, None if a function runs."""
+
+    def __init__(self, cell: str | None) -> None:
+        self._cell = cell
+        self.totals: dict[int, float] = {}
+        """Seconds by rank."""
+        self.lines: dict[Frame | None, Line] = {}
+        """None is what is not in the person's code."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Count the samples among the events."""
+        for event in events:
+            if isinstance(event, Sampled):
+                for position, seconds in event.spent:
+                    self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
+                    frame, below = self._split(position.frames)
+                    self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
+
+    def _split(self, frames: tuple[Frame, ...]) -> tuple[Frame | None, tuple[Frame, ...]]:
+        """The line that a position counts to (the innermost of the cell, or of a function the outermost), as a frame
+        that is the same for every function name, and what is below it."""
+        if not frames:
+            return None, ()
+        index = max((number for number, frame in enumerate(frames) if frame.file == self._cell), default=0)
+        return frames[index]._replace(name=""), frames[index + 1 :]
+
+
+def unfold(line: Line, least: float) -> Iterator[tuple[int, Line]]:
+    """What is below a line, with its depth (from 1), if any rank has spent ``least`` seconds there."""
+    for frame in sorted(line.below, key=lambda frame: -max(line.below[frame].seconds.values())):
+        lower = line.below[frame]
+        if max(lower.seconds.values()) >= least:
+            yield 1, lower
+            for depth, lowest in unfold(lower, least):
+                yield depth + 1, lowest

@@ -1,0 +1,356 @@
+"""What is known of a run, and how one event changes it: pure, with the clock passed in.
+
+    run = Run.new(4, "fork server", "everything that the cell uses can travel", "/tmp/nbspawn-x", now)
+    run = reduce(run, event, now)          # for every event, in the order in which it came
+
+All times are CLOCK_MONOTONIC in seconds. Nothing here draws (_render/) or acts (_engine/): a ``Run`` can be built from
+a list of events in a test, and the same list always gives the same ``Run``. Events may come in an odd order (a rank
+that dies while it starts, a report that is read after the exit): every order gives some sensible state.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nbspawn._protocol.messages import (
+    Event,
+    Exited,
+    Frame,
+    InputRequest,
+    Leaving,
+    Listening,
+    Measured,
+    Position,
+    Printed,
+    Raised,
+    Resumed,
+    Returned,
+    Sampled,
+    Started,
+    Stopped,
+    Stopping,
+)
+from nbspawn._state.phases import Moments, phases
+
+State = Literal[
+    "starting",
+    "running",
+    "waiting",
+    "waiting for input",
+    "debugging",
+    "stopping",
+    "done",
+    "failed",
+    "killed",
+    "interrupted",
+    "idle",
+]
+"""'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there.
+'idle'
+is a kept rank that was not asked to run this."""
+
+Source = Callable[[Frame], str]
+"""Finds the text of a line."""
+
+FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted", "idle"})
+
+# A line is kept to be drawn in one row: what is longer than any screen is only weight in every redraw.
+_LINE_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it lives).
+
+    ``line`` is the line that it is writing, or the last one that was not empty; ``detail`` says how it failed or was
+    stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"); ``result`` is its value as short text.
+    ``stop`` and ``stop_why`` are the last way in which it was asked to end, and the reason for the first; both empty
+    while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
+    longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
+    the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
+    device); None until there are two readings, or one. ``debug_port`` is where a debugger can attach to it.
+    ``moments`` are those at which a phase of the run was over for it.
+    """
+
+    rank: int
+    since: float
+    pid: int | None = None
+    state: State = "starting"
+    ended: float | None = None
+    line: str = ""
+    detail: str = ""
+    result: str = ""
+    stop: str = ""
+    stop_why: str = ""
+    position: Position = Position()
+    called: float = 0.0
+    longest_wait: float = 0.0
+    alive: float | None = None
+    cpu: float | None = None
+    cpu_seconds: float = 0.0
+    memory: int | None = None
+    device_memory: int = -1
+    debug_port: int | None = None
+    moments: Moments = Moments()
+
+    def spot(self, cell: str | None) -> Frame | None:
+        """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
+        counts to the line that called it), else the innermost of the person's code."""
+        frames = self.position.frames
+        in_cell = [frame for frame in frames if frame.file == cell]
+        return in_cell[-1] if in_cell else frames[-1] if frames else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
+    ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
+    calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
+    been there before it (not ``fresh``). ``mark`` is to stand above all. ``packed`` is when all was
+    there that the ranks need to start."""
+
+    ranks: tuple[RankStatus, ...]
+    method: str
+    why: str
+    started: float
+    ended: float | None
+    notes: tuple[str, ...]
+    log_dir: str
+    cell: str | None = None
+    source: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    kept: bool = False
+    fresh: bool = True
+    mark: str = ""
+    packed: float = 0.0
+
+    @staticmethod
+    def new(
+        nprocs: int,
+        method: str,
+        why: str,
+        log_dir: str,
+        now: float,
+        cell: str | None = None,
+        source: tuple[str, ...] = (),
+        names: Mapping[str, str] | None = None,
+    ) -> Run:
+        """A run of ``nprocs`` ranks that were just asked for, at ``now`` seconds."""
+        ranks = tuple(RankStatus(rank, now) for rank in range(nprocs))
+        return Run(ranks, method, why, now, None, (), log_dir, cell, source, names or {})
+
+    def of_kept(self, asked: Collection[int] | None) -> Run:
+        """The same of ranks that stay; those that live already say no more that they start, and run it if they are
+        ``asked`` to."""
+        ranks = self.ranks
+        if asked is not None:
+            states: tuple[State, State] = ("idle", "running")
+            ranks = tuple(RankStatus(rank.rank, rank.since, state=states[rank.rank in asked]) for rank in ranks)
+        return replace(self, ranks=ranks, kept=True, fresh=asked is None)
+
+    def text(self, frame: Frame, elsewhere: Source) -> str:
+        """The text of a line, of this cell or ``elsewhere``."""
+        if frame.file != self.cell:
+            return elsewhere(frame)
+        return self.source[frame.line - 1].strip() if frame.line <= len(self.source) else ""
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank's process has ended, or, of kept ranks, what it ran."""
+        return all(rank.ended is not None or (self.kept and rank.state in FINAL) for rank in self.ranks)
+
+    @property
+    def uneventful(self) -> bool:
+        """Have ranks that were there before run it to a good end? Then what they print and their values say it all."""
+        well = all(rank.state in ("done", "idle") and not rank.stop for rank in self.ranks)
+        return well and not self.fresh and not self.notes
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """How long the parts of the run took, in seconds (_state/phases.py)."""
+        return phases(self.started, self.packed, [rank.moments for rank in self.ranks])
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """How many ranks are in each state that occurs."""
+        counts: dict[State, int] = {}
+        for rank in self.ranks:
+            counts[rank.state] = counts.get(rank.state, 0) + 1
+        return counts
+
+
+def reduce(run: Run, event: Event, now: float) -> Run:
+    """The run after ``event``, which was received at ``now`` seconds; an event of an unknown rank changes nothing."""
+    number = event.rank
+    if not 0 <= number < len(run.ranks):
+        return run
+    peers = (*run.ranks[:number], *run.ranks[number + 1 :])
+    peer_failed = isinstance(event, Stopping) and any(peer.state == "failed" for peer in peers)
+    ranks = (*peers[:number], _fold(run.ranks[number], event, now, peer_failed), *peers[number:])
+    run = replace(run, ranks=ranks)
+    return replace(run, ended=max(rank.ended or now for rank in ranks)) if run.ended is None and run.over else run
+
+
+def answered(run: Run, rank: int, now: float) -> Run:
+    """The run after the kernel replied to the rank's ``InputRequest``, at ``now`` seconds.
+
+    The reply is a command and no event, and a rank that computes after ``input()`` may be silent for hours.
+    """
+    return replace(
+        run,
+        ranks=tuple(
+            replace(one, state="running", since=now) if one.rank == rank and one.state == "waiting for input" else one
+            for one in run.ranks
+        ),
+    )
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9', '32 ranks (0, 2, 4, 6, …)'."""
+    ranks = list(ranks)
+    parts = ranges(ranks).split(",")
+    if len(parts) > 6:
+        return f"{len(ranks)} ranks ({', '.join(parts[:4])}, …)"
+    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Rank numbers, short: ``ranges([3, 0, 2])`` is ``"0,2-3"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
+    match event:
+        case Started() if rank.ended is None:
+            return RankStatus(rank.rank, event.time, event.pid, "running", moments=Moments(event.time))
+        case Sampled() if rank.state in ("running", "waiting"):
+            return _sampled(rank, event)
+        case Measured():
+            return _measured(rank, event)
+        case Listening():
+            return replace(rank, debug_port=event.port)
+        case InputRequest() if rank.state in ("starting", "running", "waiting"):
+            return replace(rank, state="waiting for input", since=now)
+        case Stopped() if rank.state in ("running", "waiting"):
+            return replace(rank, state="debugging", since=event.time, position=Position((event.frame,)))
+        case Resumed() if rank.state == "debugging":
+            return replace(rank, state="running", since=event.time)
+        case Printed():
+            seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
+            return replace(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
+        case Stopping() if rank.ended is None:
+            why = rank.stop_why or ("a peer failed" if peer_failed else "stop")
+            rank = replace(rank, stop=event.how, stop_why=why)
+            # A rank with an outcome is only hurried out: what it has done stays true.
+            return rank if rank.state in FINAL else replace(rank, state="stopping", since=event.time, detail=why)
+        case Returned():
+            moments = rank.moments._replace(ready=event.ready, run=event.time, heard=now)
+            result = event.value.text()
+            return replace(rank, state="done", since=event.time, detail="", result=result, moments=moments)
+        case Raised(name="KeyboardInterrupt") if rank.stop:
+            return replace(rank, state="interrupted", since=event.time, detail=_where(event))
+        case Raised() if event.by_quit:
+            return replace(rank, state="interrupted", since=event.time, detail=f"quit in the debugger{_at(event)}")
+        case Raised():
+            return replace(rank, state="failed", since=event.time, detail=_where(event))
+        case Leaving():
+            detail = f"exit code {event.code}: {event.text}" if event.text else f"exit code {event.code}"
+            return replace(rank, state="failed", since=event.time, detail=detail)
+        case Exited() if rank.ended is None:
+            return _exited(rank, event)
+    return rank
+
+
+def _sampled(rank: RankStatus, event: Sampled) -> RankStatus:
+    longest = rank.longest_wait
+    if rank.state == "waiting" and event.since != rank.called:
+        longest = max(longest, event.since - rank.called)
+    state: State = "waiting" if event.position.collective else "running"
+    since = rank.since if state == rank.state else event.since
+    return replace(rank, state=state, since=since, position=event.position, called=event.since, longest_wait=longest)
+
+
+def _measured(rank: RankStatus, event: Measured) -> RankStatus:
+    passed = event.time - rank.alive if rank.alive is not None else 0.0
+    return replace(
+        rank,
+        alive=event.time,
+        cpu=(event.cpu - rank.cpu_seconds) / passed if passed > 0 else rank.cpu,
+        cpu_seconds=event.cpu,
+        memory=event.memory,
+        device_memory=event.device_memory,
+    )
+
+
+ECHO = "lost the connection to a rank that had ended"
+
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistNetworkError",
+    "Broken pipe",
+    "remote process exited or there was a network error",  # NCCL
+    "Timed out waiting",
+)
+
+
+def is_echo(error: str) -> bool:
+    """Is this error only the sound of a peer's end? So say collectives whose other side has gone."""
+    return any(sign in error for sign in _ECHOES)
+
+
+def _where(event: Raised) -> str:
+    text = f"{event.name}: {event.message}" if event.message else event.name
+    if is_echo(text):
+        text = ECHO
+    return text + _at(event)
+
+
+def _at(event: Raised) -> str:
+    return "" if event.line is None else f" (line {event.line})"
+
+
+def _exited(rank: RankStatus, event: Exited) -> RankStatus:
+    rank = replace(rank, ended=event.time, moments=rank.moments._replace(gone=event.time))
+    if rank.state == "done" and event.code and not rank.stop:
+        # Its value is safe, yet a crash on the way out (a destructor, an atexit hook) should not be hidden.
+        return replace(rank, detail=f"{_code(event.code)} after it had returned")
+    if rank.state in FINAL:
+        return rank
+    state, detail = _outcome(rank, event.code)
+    return replace(rank, state=state, since=event.time, detail=detail)
+
+
+def _outcome(rank: RankStatus, code: int | None) -> tuple[State, str]:
+    """How a rank ended that said nothing about it."""
+    if not rank.stop:
+        return "failed", "exit code 0 before it had finished" if code == 0 else _code(code)
+    if code is None:
+        return "killed", f"ended after {rank.stop} by nbspawn ({rank.stop_why})"
+    if code in (-signal.SIGTERM, -signal.SIGKILL):
+        return "killed", f"{_code(code)} by nbspawn ({rank.stop_why})"
+    # torch's wrapper swallows KeyboardInterrupt and leaves with 0; a plain interpreter dies of SIGINT itself.
+    if rank.stop == "interrupt" and code in (0, -signal.SIGINT):
+        return "interrupted", rank.stop_why
+    return "killed", f"{_code(code)} after {rank.stop} by nbspawn ({rank.stop_why})"
+
+
+def _code(code: int | None) -> str:
+    if code is None:
+        return "ended, exit code unknown"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {-code}"
