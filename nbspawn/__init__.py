@@ -13,29 +13,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbspawn._api import spawn as spawn
     from nbspawn._api import start_processes as start_processes
+    from nbspawn._engine.context import LocalContext as LocalContext
     from nbspawn._results import Results as Results
+    from nbspawn._session.background import BackgroundRun as BackgroundRun
+    from nbspawn._session_api import RankSubset as RankSubset
     from nbspawn._session_api import Session as Session
-    from nbspawn.errors import (
-        PayloadError as PayloadError,
-    )
-    from nbspawn.errors import (
-        RankExitedError as RankExitedError,
-    )
-    from nbspawn.errors import (
-        RankRaisedError as RankRaisedError,
-    )
-    from nbspawn.errors import (
-        RunTimeoutError as RunTimeoutError,
-    )
-    from nbspawn.errors import (
-        SpawnError as SpawnError,
-    )
-    from nbspawn.errors import (
-        StartError as StartError,
-    )
-    from nbspawn.errors import (
-        UsageError as UsageError,
-    )
+    from nbspawn.errors import PayloadError as PayloadError
+    from nbspawn.errors import RankExitedError as RankExitedError
+    from nbspawn.errors import RankRaisedError as RankRaisedError
+    from nbspawn.errors import RunTimeoutError as RunTimeoutError
+    from nbspawn.errors import SpawnError as SpawnError
+    from nbspawn.errors import StartError as StartError
+    from nbspawn.errors import UsageError as UsageError
 
 __version__ = "0.1.0"
 
@@ -43,7 +32,10 @@ _HOME = {
     "spawn": "nbspawn._api",
     "start_processes": "nbspawn._api",
     "Session": "nbspawn._session_api",
+    "RankSubset": "nbspawn._session_api",
     "Results": "nbspawn._results",
+    "LocalContext": "nbspawn._engine.context",
+    "BackgroundRun": "nbspawn._session.background",
     "SpawnError": "nbspawn.errors",
     "UsageError": "nbspawn.errors",
     "StartError": "nbspawn.errors",
@@ -53,7 +45,23 @@ _HOME = {
     "RunTimeoutError": "nbspawn.errors",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "BackgroundRun",
+    "LocalContext",
+    "PayloadError",
+    "RankExitedError",
+    "RankRaisedError",
+    "RankSubset",
+    "Results",
+    "RunTimeoutError",
+    "Session",
+    "SpawnError",
+    "StartError",
+    "UsageError",
+    "__version__",
+    "spawn",
+    "start_processes",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,20 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, overload
 
 from torch.multiprocessing import ProcessContext
 
 from nbspawn._engine.context import LocalContext
-from nbspawn._engine.launch import FunctionJob, Options, settle, start
+from nbspawn._engine.devices import resolve
+from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.launch import resolve_start, start
+from nbspawn._engine.options import LaunchOptions
 from nbspawn._results import Results
 from nbspawn._session import views
-from nbspawn._session.supervisor import GRACE_PERIOD
+from nbspawn._session.options import GRACE_PERIOD, CommandOptions
+from nbspawn._session.pool import Pool
 from nbspawn._session.views import View
-from nbspawn._session_api import Session
 from nbspawn.errors import UsageError
 
+T = TypeVar("T")
 
+
+@overload
+def spawn(
+    fn: Callable[..., T],
+    args: tuple[Any, ...] = ...,
+    nprocs: int | str = ...,
+    join: Literal[True] = ...,
+    daemon: bool = ...,
+    start_method: str = ...,
+    *,
+    backend: str | None = ...,
+    env: Mapping[str, str] | None = ...,
+    devices: Sequence[int] | None = ...,
+    threads: int | None = ...,
+    seed: int | None = ...,
+    timeout: float | None = ...,
+    grace_period: float | None = ...,
+    log_dir: str | None = ...,
+    pdb: bool = ...,
+    debugpy: bool = ...,
+    show_locals: bool = ...,
+    view: View | None = ...,
+) -> Results[T]: ...
+@overload
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = ...,
+    nprocs: int | str = ...,
+    *,
+    join: Literal[False],
+    daemon: bool = ...,
+    start_method: str = ...,
+    backend: str | None = ...,
+    env: Mapping[str, str] | None = ...,
+    devices: Sequence[int] | None = ...,
+    threads: int | None = ...,
+    seed: int | None = ...,
+    log_dir: str | None = ...,
+    show_locals: bool = ...,
+) -> LocalContext: ...
+@overload
+def spawn(
+    fn: Callable[..., T],
+    args: tuple[Any, ...] = ...,
+    nprocs: int | str = ...,
+    join: bool = ...,
+    daemon: bool = ...,
+    start_method: str = ...,
+    *,
+    backend: str | None = ...,
+    env: Mapping[str, str] | None = ...,
+    devices: Sequence[int] | None = ...,
+    threads: int | None = ...,
+    seed: int | None = ...,
+    timeout: float | None = ...,
+    grace_period: float | None = ...,
+    log_dir: str | None = ...,
+    pdb: bool = ...,
+    debugpy: bool = ...,
+    show_locals: bool = ...,
+    view: View | None = ...,
+) -> Results[T] | LocalContext: ...
 def spawn(
     fn: Callable[..., Any],
     args: tuple[Any, ...] = (),
@@ -37,7 +104,7 @@ def spawn(
     debugpy: bool = False,
     show_locals: bool = False,
     view: View | None = None,
-) -> Results | LocalContext:
+) -> Results[Any] | LocalContext:
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
 
     Args:
@@ -69,40 +136,44 @@ def spawn(
         torch ``ProcessContext`` with ``interrupt()``, ``terminate(grace_period)`` and ``results()`` beside it.
 
     Raises:
-        RankRaisedError, RankExitedError: of the rank that failed first. StartError, PayloadError: nothing was
-        started. RunTimeoutError. KeyboardInterrupt: the person stopped it.
+        RankRaisedError, RankExitedError: of the rank that failed first.
+        StartError, PayloadError, UsageError: nothing was started.
+        RunTimeoutError: after ``timeout`` seconds.
+        KeyboardInterrupt: the user stopped it.
     """
     if not join:
-        _refuse_what_needs_a_watch(
+        _refuse_what_needs_a_supervisor(
             timeout=timeout, grace_period=grace_period, view=view, pdb=pdb or None, debugpy=debugpy or None
         )
-    session = Session(
-        nprocs,
+    launch = LaunchOptions(
+        nprocs=nprocs,
         start_method=start_method,
         backend=backend,
-        env=env,
+        env=env or {},
         devices=devices,
         threads=threads,
         seed=seed,
         log_dir=log_dir,
-        pdb=pdb,
+        long_group_timeout=pdb,
         debugpy=debugpy,
-        show_locals=show_locals,
         daemon=daemon,
+    )
+    command = CommandOptions(
         timeout=timeout,
         grace_period=GRACE_PERIOD if grace_period is None else grace_period,
         view=view,
-        keep=False,
+        pdb=pdb,
+        show_locals=show_locals,
     )
-    job = FunctionJob(fn, args, views.cell_names(), pdb, show_locals)
+    job = FunctionJob(fn, args, names=views.cell_names())
     if join:
-        return session.perform(job)
-    context = start(job, session.nprocs, *settle(job, session.options), session.options)
+        return Pool(launch, command).run(job)
+    context = _started(job, resolve(launch), show_locals)
     context.serve()
     return context
 
 
-def _refuse_what_needs_a_watch(**given: object) -> None:
+def _refuse_what_needs_a_supervisor(**given: object) -> None:
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise UsageError(
@@ -130,12 +201,16 @@ def start_processes(
     """
     if nprocs == 0:
         return None if join else ProcessContext([], [])
-    job = FunctionJob(fn, args, views.cell_names())
-    options = Options(start_method, daemon=daemon)
-    context = start(job, nprocs, *settle(job, options), options)
+    options = LaunchOptions(nprocs=nprocs, start_method=start_method, daemon=daemon)
+    context = _started(FunctionJob(fn, args, names=views.cell_names()), options)
     if not join:
         context.serve()
         return context
     while not context.join():
         pass
     return None
+
+
+def _started(job: FunctionJob, options: LaunchOptions, show_locals: bool = False) -> LocalContext:
+    command = replace(job.command, show_locals=show_locals)
+    return start(job, command, resolve_start(job, options), options)

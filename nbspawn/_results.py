@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from nbspawn._payload.packing import Unpackable, Value
 from nbspawn.errors import PayloadError
@@ -11,12 +11,17 @@ from nbspawn.errors import PayloadError
 _SHOWN = 16  # lines; more ranks with different values than that are folded
 
 
-class Results(Sequence[Any]):
-    """``results[r]`` is rank r's value: what its function returned, or its cell's last expression. If only some ranks
-    were asked, it is that of the r-th of ``ranks``.
+T = TypeVar("T", covariant=True)
 
-    Indexing raises ``PayloadError`` for a value that could not travel to the kernel (an open file, a generator); its
-    text is still shown.
+
+class Results(Sequence[T]):
+    """``results[i]`` is what rank i's function returned, or its cell's last expression.
+
+    A sequence over the ranks that were asked, in their order: if those were not all, ``results[i]`` is the value of
+    rank ``results.ranks[i]``, and ``by_rank`` finds values by the rank's own number.
+
+    Raises, when a value is taken out, ``PayloadError`` for one that could not travel to the kernel (an open file, a
+    generator); its text is still shown.
     """
 
     def __init__(self, values: Sequence[Value], ranks: Sequence[int] | None = None) -> None:
@@ -28,22 +33,33 @@ class Results(Sequence[Any]):
         return len(self._values)
 
     @overload
-    def __getitem__(self, rank: int) -> Any: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, rank: slice) -> list[Any]: ...
-    def __getitem__(self, rank: int | slice) -> Any:
-        if isinstance(rank, slice):
-            return [self[one] for one in range(*rank.indices(len(self)))]
-        try:
-            return self._values[rank].get()
-        except Unpackable as stuck:
-            raise PayloadError(f"the value of rank {self.ranks[rank]}: {stuck}", stuck.variable) from None
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._value(one) for one in range(*index.indices(len(self)))]
+        return self._value(index)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[rank] for rank in range(len(self)))
+    def _value(self, index: int) -> T:
+        try:
+            return self._values[index].get()  # type: ignore[no-any-return]
+        except Unpackable as stuck:
+            raise PayloadError(f"the value of rank {self.ranks[index]}: {stuck}", stuck.variable) from None
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._value(index) for index in range(len(self)))
+
+    @property
+    def by_rank(self) -> dict[int, T]:
+        """The values by the ranks' own numbers."""
+        return dict(zip(self.ranks, self, strict=True))
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+        """Of the same length, with equal values; tensors and arrays are equal if all that is in them is."""
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(_equal, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -67,3 +83,16 @@ class Results(Sequence[Any]):
         if len(groups) > _SHOWN:
             lines.append(f"... and the values of ranks {groups[_SHOWN][0]}-{self.ranks[-1]}")
         return "\n".join(lines)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if getattr(one, "shape", None) != getattr(other, "shape", None):
+        return False
+    same = one == other
+    return bool(same.all()) if hasattr(same, "all") else bool(same)

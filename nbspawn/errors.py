@@ -73,7 +73,7 @@ class Failure:
     log_path: str = ""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """``what``, and the cell's line where there is one."""
         what = ECHO if self.is_echo else self.what
         return what if self.line is None else f"{what} (line {self.line})"
@@ -103,7 +103,7 @@ class _RankError(SpawnError):
         """Set the attributes that every version of torch lacks or names differently."""
         self.rank, self.pid, self.node = first.rank, first.pid, 0
         self.log_path, self.others = first.log_path, others
-        self.summary = f"rank {first.rank} of {world_size}: {first.told}"
+        self.summary = f"rank {first.rank} of {world_size}: {first.summary}"
         after = [*_follow(others), *context]
         detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
@@ -134,7 +134,7 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines."""
     first, *rest = root_cause_first(failures)
     others = tuple(rest)
-    head = f"rank {first.rank} of {world_size}: {first.told}"
+    head = f"rank {first.rank} of {world_size}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
         told = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
@@ -156,7 +156,7 @@ def _follow(others: Sequence[Failure]) -> list[str]:
     """A line for each thing that went wrong after the first, with the ranks that say it."""
     same: dict[str, list[int]] = {}
     for other in others:
-        same.setdefault(other.told, []).append(other.rank)
+        same.setdefault(other.summary, []).append(other.rank)
     return [f"also rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {told}" for told, ranks in same.items()]
 
 

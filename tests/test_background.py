@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from kernels import Cell, Kernel, Reply, lives, ok, wait_until
 
-from nbspawn._session.background import BehindView
-from nbspawn._session.views import StreamView
+from nbspawn._session.background import Attachment
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
 
@@ -42,7 +41,8 @@ def test_later_cells_run_and_stay_clean(kernel: Kernel, flag: str, method: str) 
     cell.see(lambda: cell.reply.table["text/plain"].count("● running") == 2, "the table lives")
     listed = ok(kernel.execute("%ranks")).text()
     assert "2 ranks @bg1" in listed and listed.count("running") == 2
-    assert kernel.execute("h.results()").ename == "UsageError"
+    assert not kernel.value("h.done()") and kernel.value("h.running()")
+    assert kernel.execute("h.result(timeout=0.01)").ename == "TimeoutError"
     ok(kernel.execute(f"open({flag!r}, 'w').close()"))
     reply = ok(kernel.execute("list(h.wait())"))
     assert reply.result == "[0, 10]" and "end of 0" in reply.text()
@@ -52,25 +52,18 @@ def test_later_cells_run_and_stay_clean(kernel: Kernel, flag: str, method: str) 
 
 
 def test_what_is_printed_while_somebody_begins_to_attend_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere(StreamView):
-        def write(self, output: str) -> None:
-            """As a cell's display: not on this process's stdout."""
-
-    class View(BehindView, Elsewhere):
-        pass
-
     class Screen(io.StringIO):
         def flush(self) -> None:
             """A rank prints at the worst moment: the first lines are on their way to the front end."""
             if "late" not in self.getvalue():
-                thread = threading.Thread(target=view.write, args=("late\n",))
+                thread = threading.Thread(target=attachment.write, args=("late\n",))
                 thread.start()
                 thread.join()
 
-    view = View()
-    view.write("early\n")
+    attachment = Attachment(replay=True)
+    attachment.write("early\n")
     monkeypatch.setattr("sys.stdout", screen := Screen())
-    view.attend(lambda: True)
+    attachment.attend(lambda: True)
     assert screen.getvalue() == "early\nlate\n"
 
 

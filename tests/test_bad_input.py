@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from conftest import METHODS
 from kernels import Kernel, lives, ok, wait_gone
+from resolving import resolved
 
 import nbspawn
 from nbspawn import Session
 from nbspawn._engine import made_for_one
-from nbspawn._engine.devices import resolve
 from nbspawn._notebook import arguments
 from nbspawn._payload.diagnosis import one_line, parts
 from nbspawn._payload.packing import DESCRIPTORS, Unpackable, Value, pack_variables
@@ -57,7 +57,7 @@ def test_the_variables_of_an_error_are_shown_without_a_watch_too(nothing_left: N
 def test_what_a_session_cannot_use() -> None:
     session = Session(2)
     with pytest.raises(nbspawn.UsageError, match=r"source code takes no arguments: push\(\) them"):
-        session.run("rank", 5)
+        session.execute("rank", 5)
     with pytest.raises(nbspawn.UsageError, match="idle_timeout is for ranks that stay"):
         Session(2, idle_timeout=5, keep=False)
 
@@ -69,9 +69,9 @@ def helper(rank):
     return big[rank]
 
 with nbspawn.Session(2, start_method=sys.argv[1]) as session:
-    session.run("mine = rank + 1")
+    session.execute("mine = rank + 1")
     session.push(big=[7, 8])
-    print("pushed:", list(session.run("sum(big)")))
+    print("pushed:", list(session.execute("sum(big)")))
     print("pulled:", list(session.pull("mine")))
     print("called:", list(session.run(helper)))
 """
@@ -225,9 +225,9 @@ def test_refused_before_anything_starts(kernel: Kernel, options: str, says: str)
 @pytest.mark.skipif(dist.is_mpi_available(), reason="this torch has MPI")
 def test_a_backend_that_this_torch_is_built_without() -> None:
     with pytest.raises(nbspawn.UsageError, match="this torch is built without mpi: use gloo, .*, or auto"):
-        resolve(2, "mpi", {})
+        resolved(2, "mpi", {})
     with pytest.raises(nbspawn.UsageError, match="this torch is built without mpi"):
-        resolve(2, "cpu:gloo,cuda:mpi", {})
+        resolved(2, "cpu:gloo,cuda:mpi", {})
 
 
 def test_the_functions_refuse_them_too() -> None:
@@ -251,8 +251,8 @@ def test_the_functions_refuse_them_too() -> None:
 def test_backends_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list, "of_a_third_party"])
     for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo", "of_a_third_party"):
-        assert resolve(2, backend, {"MASTER_PORT": "29500"}).backend == backend
-    assert resolve(2, "GLOO", {}).backend == "gloo", "torch does not mind capitals either"
+        assert resolved(2, backend, {"MASTER_PORT": "29500"}).backend == backend
+    assert resolved(2, "GLOO", {}).backend == "gloo", "torch does not mind capitals either"
 
 
 def test_a_backend_for_each_kind_of_device(kernel: Kernel) -> None:

@@ -21,7 +21,8 @@ from kernels import wait_until
 import nbspawn
 from nbspawn._payload.packing import Value
 from nbspawn._protocol import shared_memory
-from nbspawn._protocol.messages import Decoder, Returned, encode
+from nbspawn._protocol.messages import Returned
+from nbspawn._protocol.wire import Decoder, encode
 
 MB = 1_000_000
 
@@ -138,7 +139,7 @@ def test_a_kernel_full_of_data_starts_ranks_that_use_a_little_of_it() -> None:
     try:
         with nbspawn.Session(2, start_method="forkserver") as session:
             session.push(used=main.used)
-            assert list(session.run("int(used.sum())")) == [MB * (MB - 1) // 2] * 2
+            assert list(session.execute("int(used.sum())")) == [MB * (MB - 1) // 2] * 2
         assert mapped_pages() - before < 100 * MB
     finally:
         del main.untouched, main.used, untouched
@@ -192,7 +193,7 @@ def test_what_has_no_room() -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     data = torch.ones(25 * MB)
     with nbspawn.Session(2) as session:
-        session.run("state = rank")
+        session.execute("state = rank")
         resource.setrlimit(resource.RLIMIT_FSIZE, (MB, limits[1]))
         try:
             with pytest.raises(
@@ -203,7 +204,7 @@ def test_what_has_no_room() -> None:
                 session.push(data=data)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert list(session.run("state")) == [0, 1]
+        assert list(session.execute("state")) == [0, 1]
 
 
 def test_many_bytes_are_written_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

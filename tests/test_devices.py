@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from kernels import Kernel
+from resolving import resolved
 
 import nbspawn
 from nbspawn._engine import devices, tpu
-from nbspawn._engine.devices import resolve
 from nbspawn._engine.launch import cores
 
 Machine = Callable[[int], None]
@@ -56,19 +56,19 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_words_on_a_machine_without_accelerators() -> None:
-    assert resolve(3, None, {}) == (3, None, "")
-    assert resolve("cpu", None, {}) == resolve("auto", None, {}) == (cores(), None, "")
+    assert resolved(3, None, {}) == (3, None, "")
+    assert resolved("cpu", None, {}) == resolved("auto", None, {}) == (cores(), None, "")
     with pytest.raises(nbspawn.UsageError, match="no GPU.*give a number of ranks, or cpu"):
-        resolve("gpu", None, {})
+        resolved("gpu", None, {})
     with pytest.raises(nbspawn.UsageError, match="'gpus' is neither a number of ranks nor one of auto, cpu"):
-        resolve("gpus", None, {})
+        resolved("gpus", None, {})
 
 
 def test_words_on_a_machine_with_gpus(gpus: Machine) -> None:
     gpus(4)
-    assert resolve("gpu", None, {}) == resolve("auto", None, {}) == (4, None, "")
-    assert resolve("gpu", None, {}, visible=[0, 2]).nprocs == 2
-    assert resolve("cpu", None, {}).nprocs == cores()
+    assert resolved("gpu", None, {}) == resolved("auto", None, {}) == (4, None, "")
+    assert resolved("gpu", None, {}, [0, 2]).nprocs == 2
+    assert resolved("cpu", None, {}).nprocs == cores()
 
 
 def test_chips_are_counted_on_the_pci_bus(chips: Machine) -> None:
@@ -87,27 +87,27 @@ def test_the_functions_take_the_words_too() -> None:
 
 
 def test_the_backend_that_fits(gpus: Machine) -> None:
-    assert resolve(2, "auto", {}).backend == "gloo"
+    assert resolved(2, "auto", {}).backend == "gloo"
     gpus(4)
-    assert resolve("gpu", "auto", {}).backend == "nccl"
-    assert resolve(3, "auto", {}).backend == "nccl"
-    assert resolve(5, "auto", {}).backend == "gloo", "two ranks on one GPU cannot be of one group of NCCL's"
-    assert resolve("cpu", "auto", {}).backend == "gloo"
+    assert resolved("gpu", "auto", {}).backend == "nccl"
+    assert resolved(3, "auto", {}).backend == "nccl"
+    assert resolved(5, "auto", {}).backend == "gloo", "two ranks on one GPU cannot be of one group of NCCL's"
+    assert resolved("cpu", "auto", {}).backend == "gloo"
 
 
 def test_nccl_where_it_cannot_work(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(nbspawn.UsageError, match="built without CUDA: use -b gloo"):
-        resolve(2, "nccl", {})
+        resolved(2, "nccl", {})
     gpus(2)
     with pytest.raises(nbspawn.UsageError, match="4 ranks need 4 of them, and can see 2"):
-        resolve(4, "nccl", {})
+        resolved(4, "nccl", {})
 
 
 @pytest.mark.parametrize(("number", "backend"), [("gpu", "xla"), ("cpu", "tpu_dist"), ("xla", "tpu_dist")])
 def test_backends_of_other_devices(number: str, backend: str) -> None:
     with pytest.raises(nbspawn.UsageError, match=f"{backend} is no backend for {number}: use -b auto"):
-        resolve(number, backend, {})
+        resolved(number, backend, {})
 
 
 # ---------------------------------------------------------------- torch_xla and torch_tpu that are not there
@@ -137,7 +137,7 @@ def test_another_torchs_torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.xla, "installed", lambda: True)
     monkeypatch.setattr(devices.xla.importlib.metadata, "version", lambda name: "2.7.1")
     with pytest.raises(nbspawn.UsageError, match=r"torch_xla 2\.7\.1 does not load beside torch"):
-        resolve("xla", None, {})
+        resolved("xla", None, {})
 
 
 # ---------------------------------------------------------------- torch_xla on TPUs
@@ -154,9 +154,9 @@ def with_torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_torch_xla")
 def test_one_rank_a_chip(chips: Machine) -> None:
     chips(8)
-    assert resolve("auto", None, {}) == resolve("xla", None, {}) == (8, None, "xla")
-    assert resolve("auto", "xla", {}) == resolve("xla", "auto", {}) == (8, "xla", "xla")
-    assert resolve("xla", "xla", {"PJRT_DEVICE": "CPU"}).nprocs == 1
+    assert resolved("auto", None, {}) == resolved("xla", None, {}) == (8, None, "xla")
+    assert resolved("auto", "xla", {}) == resolved("xla", "auto", {}) == (8, "xla", "xla")
+    assert resolved("xla", "xla", {"PJRT_DEVICE": "CPU"}).nprocs == 1
 
 
 @pytest.mark.usefixtures("with_torch_xla")
@@ -172,7 +172,7 @@ def test_as_many_ranks_as_torch_xla_can_have(chips: Machine) -> None:
 def test_a_host_with_a_single_chip(chips: Machine) -> None:
     """Colab's."""
     chips(1)
-    assert resolve("xla", "xla", {}).nprocs == 1
+    assert resolved("xla", "xla", {}).nprocs == 1
     with pytest.raises(nbspawn.UsageError, match="the one TPU chip of this machine: 8 ranks cannot be"):
         devices.xla.prepare(8, {})
 
@@ -181,4 +181,4 @@ def test_a_host_with_a_single_chip(chips: Machine) -> None:
 def test_devices_are_gpus(chips: Machine) -> None:
     chips(8)
     with pytest.raises(nbspawn.UsageError, match="--devices is for GPUs"):
-        resolve("xla", None, {}, visible=[0, 1])
+        resolved("xla", None, {}, [0, 1])

@@ -156,7 +156,7 @@ def test_a_rank_that_dies_ends_the_session(kept: Kernel, when: str) -> None:
 
 @once
 def test_profile_of_a_kept_cell(kept: Kernel) -> None:
-    table = ok(kept.execute("%%ranks --profile\nrank;")).table["text/plain"]
+    table = ok(kept.execute("%%ranks --timings\nrank;")).table["text/plain"]
     assert "run " in table and "start " not in table and "teardown" not in table
 
 

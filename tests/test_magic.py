@@ -483,7 +483,7 @@ def test_stop_at_a_prompt(kernel: Kernel, method: str) -> None:
 
 
 def test_profile_tells_where_the_time_went(kernel: Kernel, method: str) -> None:
-    reply = ok(kernel.execute(f"%%spawn 2 -m {method} -b gloo --profile\nimport time\ntime.sleep(0.3)\nrank"))
+    reply = ok(kernel.execute(f"%%spawn 2 -m {method} -b gloo --timings\nimport time\ntime.sleep(0.3)\nrank"))
     told = re.search(r"^Time: (.*)$", reply.table["text/plain"], re.MULTILINE)
     assert told and told[1] in reply.table["text/html"]
     parts = dict(part.split(" ", 1) for part in told[1].split(" · "))

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, as ``--profile`` tells it."""
+"""Where the time of a run goes, as ``--timings`` tells it."""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from kernels import Kernel
 
-from nbspawn._protocol.messages import Frame, Position, Sampled
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.messages import Sampled
 from nbspawn._render import profile as drawing
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
-SOURCE = ("%%spawn 2 --lines", "for step in range(9):", "    work(step)", "    dist.barrier()", "", "")
+SOURCE = ("%%spawn 2 --profile", "for step in range(9):", "    work(step)", "    dist.barrier()", "", "")
 WORK = Position((Frame("cell", 3, "<module>"), Frame("helpers", 7, "work"), Frame("helpers", 2, "inner")))
 WORK_LATE = Position((Frame("cell", 3, "<module>"), Frame("helpers", 8, "work")))
 BARRIER = Position((Frame("cell", 4, "<module>"),), "barrier", True)
@@ -41,7 +42,7 @@ def two_ranks() -> Profile:
 def test_text() -> None:
     assert drawing.text(two_ranks(), run_of(2), source).splitlines()[1:] == [
         "line  rank 0  rank 1",
-        "   1                  %%spawn 2 --lines",
+        "   1                  %%spawn 2 --profile",
         "   2                  for step in range(9):",
         "   3    25 %    98 %      work(step)",
         "        25 %    75 %    work, line 7: line 7 of helpers",
@@ -110,7 +111,7 @@ CELL = "{first}\nimport time\ntime.sleep(1.5 if rank else 0.2)\nif rank == 0:\n 
 
 
 def test_lines(kernel: Kernel) -> None:
-    reply = kernel.execute(CELL.format(first="%%spawn 2 --lines"))
+    reply = kernel.execute(CELL.format(first="%%spawn 2 --profile"))
     assert reply.status == "ok"
     told = reply.table["text/plain"].partition("Where the time went")[2].splitlines()
     shares = {line.split()[0]: line for line in told[2:]}
@@ -124,12 +125,12 @@ def test_the_fold(kernel: Kernel) -> None:
     reply = kernel.execute(CELL.format(first="%%spawn 2"))
     assert "Where the time went" not in reply.table["text/plain"]
     assert "<details style" in reply.table["text/html"]
-    short = kernel.execute("%%spawn 2 --lines\nrank")
+    short = kernel.execute("%%spawn 2 --profile\nrank")
     assert "Where the time went" not in str(short.table)
 
 
 def test_the_reason_of_a_stall_stays(kernel: Kernel) -> None:
-    first = "%%spawn 2 -b gloo -t 6 -g 1 --lines\nimport time, torch.distributed as dist\n"
+    first = "%%spawn 2 -b gloo -t 6 -g 1 --profile\nimport time, torch.distributed as dist\n"
     cell = first + "if rank: time.sleep(600)\ndist.barrier()"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"

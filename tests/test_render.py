@@ -10,19 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbspawn._protocol.messages import (
-    Event,
-    Exited,
-    Frame,
-    Measured,
-    Position,
-    Printed,
-    Raised,
-    Returned,
-    Sampled,
-    Started,
-    Stopping,
-)
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.messages import Event, Exited, Measured, Printed, Raised, Returned, Sampled, Started, Stopping
 from nbspawn._render import html, text
 from nbspawn._render.lines import strip_ansi
 from nbspawn._session.views import Pace

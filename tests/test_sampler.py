@@ -28,6 +28,7 @@ class Watch(StreamView):
     """Keeps every event and every state; calls ``act`` with the run after each."""
 
     def __init__(self, act: Callable[[Run], None] = lambda run: None) -> None:
+        super().__init__()
         self.act = act
         self.events: list[Event] = []
         self.seen: list[RankStatus] = []

@@ -15,9 +15,9 @@ from leftovers import until
 import nbspawn
 from nbspawn._engine import native
 from nbspawn._engine.stacks import frames
-from nbspawn._protocol.messages import Event, Frame, Position, Sampled, Started
+from nbspawn._protocol.frames import Frame, Position, Stack
+from nbspawn._protocol.messages import Event, Sampled, Started
 from nbspawn._render import stacks
-from nbspawn._render.stacks import Stack
 from nbspawn._state.run import Run, reduce
 
 HERE = ranks.__file__

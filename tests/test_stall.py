@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from nbspawn._payload.packing import Value
+from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
     Exited,
-    Frame,
     InputRequest,
     Measured,
-    Position,
     Raised,
     Returned,
     Sampled,

@@ -20,15 +20,17 @@ import torch.distributed as dist
 import nbspawn
 from nbspawn._engine import fork_safety, forkserver, start_method
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._engine.launch import FunctionJob, Options, settle
+from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.launch import resolve_start
+from nbspawn._engine.options import LaunchOptions
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def chosen(fn: Any = ranks.succeed, args: tuple[Any, ...] = (), requested: str = "auto") -> start_method.Choice:
-    choice, packed = settle(FunctionJob(fn, args), Options(requested))
-    if packed is not None:
-        packed[0].close()
+def chosen(fn: Any = ranks.succeed, args: tuple[Any, ...] = (), requested: str = "auto") -> start_method.Start:
+    choice = resolve_start(FunctionJob(fn, args), LaunchOptions(nprocs=1, start_method=requested))
+    if choice.packed is not None:
+        choice.packed.close()
     return choice
 
 
@@ -177,7 +179,7 @@ def test_the_method_does_not_depend_on_the_clock(requested: str, monkeypatch: py
         assert (choice.method, choice.warm, choice.title) == ("forkserver", False, "fork server")
         assert re.fullmatch(r"waited \d+\.\d s for it to start", choice.why)
         choice = chosen(requested=requested)
-        assert (choice.method, choice.warm, choice.title) == ("forkserver", True, "fork server, warm")
+        assert (choice.method, choice.warm, choice.title) == ("forkserver", True, "fork server (warm)")
     finally:
         cold.stop()
 
@@ -189,7 +191,7 @@ def test_an_interrupt_ends_the_wait_for_the_server(monkeypatch: pytest.MonkeyPat
         stop = InterruptFlag()
         stop.press()
         with pytest.raises(KeyboardInterrupt) as stopped:
-            settle(FunctionJob(ranks.succeed), Options(), stop)
+            resolve_start(FunctionJob(ranks.succeed), LaunchOptions(nprocs=1), stop)
         assert "no ranks have been started" in stopped.value._render_traceback_()[0]
     finally:
         cold.stop()

@@ -30,7 +30,7 @@ from nbspawn._engine.directories import sweep
 from nbspawn._engine.guard import Guard, guard
 from nbspawn._protocol.messages import Close, Event, Imported, Started
 from nbspawn._rank.channel import Channel
-from nbspawn._session.supervisor import Terms
+from nbspawn._session.options import CommandOptions
 from nbspawn._session.views import StreamView
 from nbspawn._state.run import Run
 
@@ -169,12 +169,12 @@ class Broken(StreamView):
 def test_ranks_that_nobody_watches_any_more_are_stopped(method: str) -> None:
     """And what they were doing is not the next command's value."""
     with nbspawn.Session(2, start_method=method) as session:
-        session.run("import time; x = 1")
-        session.terms = Terms(view=Broken())
+        session.execute("import time; x = 1")
+        session._pool.command_options = CommandOptions(view=Broken())
         with pytest.raises(RuntimeError, match="the view is broken"):
-            session.run("print('begins'); time.sleep(60); 'old'")
-        session.terms = Terms()
-        assert list(session.run("x")) == [1, 1]
+            session.execute("print('begins'); time.sleep(60); 'old'")
+        session._pool.command_options = CommandOptions()
+        assert list(session.execute("x")) == [1, 1]
 
 
 # ---------------------------------------------------------------- logs
@@ -184,10 +184,10 @@ def test_ranks_that_nobody_watches_any_more_are_stopped(method: str) -> None:
 def test_two_runs_do_not_write_to_the_same_logs(tmp_path: Path) -> None:
     logs = str(tmp_path / "logs")
     with nbspawn.Session(1, log_dir=logs) as session:
-        session.run("print('first')")
+        session.execute("print('first')")
         with pytest.raises(nbspawn.UsageError, match="other ranks, which live, write their logs to"):
             nbspawn.spawn(ranks.succeed, log_dir=logs)
-        session.run("print('second')")
+        session.execute("print('second')")
         assert Path(logs, "rank-0.log").read_text() == "first\nsecond\n"
     nbspawn.spawn(ranks.succeed, log_dir=logs)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import WARM
 from kernels import Kernel, ok
+from resolving import resolved
 
 import nbspawn
 from nbspawn._engine import tpu
-from nbspawn._engine.devices import resolve
 
 pytest.importorskip("torch_tpu")
 
@@ -80,9 +80,9 @@ def test_fork_is_refused(kernel: Kernel) -> None:
 
 @pytest.mark.usefixtures("four_chips")
 def test_backends() -> None:
-    assert resolve("tpu", None, {}) == (4, None, "tpu")
-    assert resolve("tpu", "auto", {}) == (4, "tpu_dist", "tpu")
-    assert resolve(4, "tpu_dist", {}) == (4, "tpu_dist", "tpu")
+    assert resolved("tpu", None, {}) == (4, None, "tpu")
+    assert resolved("tpu", "auto", {}) == (4, "tpu_dist", "tpu")
+    assert resolved(4, "tpu_dist", {}) == (4, "tpu_dist", "tpu")
 
 
 @pytest.mark.usefixtures("four_chips")

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbspawn._protocol.messages import (
-    Event,
-    Exited,
-    Frame,
-    InputReply,
-    InputRequest,
-    Position,
-    Resumed,
-    Sampled,
-    Started,
-    Stopped,
-)
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.messages import Event, Exited, InputReply, InputRequest, Resumed, Sampled, Started, Stopped
 from nbspawn._session.prompts import Turns
 from nbspawn._state.run import Run, answered, reduce
 

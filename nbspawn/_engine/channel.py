@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nbspawn._engine import inherited
-from nbspawn._protocol.messages import Command, Decoder, Event, encode, load_of_rank
+from nbspawn._protocol.messages import Command, Event
+from nbspawn._protocol.wire import Decoder, encode, load_of_rank
 
 _CHUNK = 1 << 20
 _AT_ONCE = 4  # descriptors; a message has one at most, and the system ends a read at the bytes that the next came with

@@ -64,7 +64,7 @@ class LocalContext(LocalRanks):
             if isinstance(event, InputRequest):
                 self.send(event.rank, InputReply("refused", "this rank was started with join=False: nobody can answer"))
 
-    def results(self) -> Results:
+    def results(self) -> Results[Any]:
         """The ranks' values; raises ValueError while ranks run, or if one did not return."""
         said = sorted(self._outcomes.said.items())
         values = [outcome.value for _, outcome in said if isinstance(outcome, Returned)]

@@ -9,37 +9,28 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 from nbspawn._engine import tpu, xla
 from nbspawn._engine.launch import cores
+from nbspawn._engine.options import LaunchOptions
 from nbspawn.errors import UsageError
 
 WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
 _BACKENDS = {"xla": xla.BACKEND, "tpu": tpu.BACKENDS[0]}
 
 
-class Resolved(NamedTuple):
-    """``accelerator`` is 'xla' (torch_xla) or 'tpu' (torch_tpu), which have to be made ready; '' for CUDA and the CPU,
-    which ranks find by themselves."""
-
-    nprocs: int
-    backend: str | None
-    accelerator: str
-
-
-def resolve(
-    nprocs: int | str, backend: str | None, env: Mapping[str, str], visible: Sequence[int] | None = None
-) -> Resolved:
-    """What a number of ranks or one of WORDS, and a backend ('auto' too), mean here. ``env`` is for the ranks, beside
-    this process's; ``visible`` are the GPUs that they may see.
+def resolve(options: LaunchOptions) -> LaunchOptions:
+    """The same with what depends on the machine: a number of ranks for one of WORDS, the backend that 'auto' stands
+    for, and the accelerator that has to be made ready.
 
     Raises UsageError for what is not here, and for what cannot go together.
     """
-    _check_environment(env)
+    nprocs, backend, visible = options.nprocs, options.backend, options.devices
+    _check_environment(options.env)
     if backend is not None:
         backend = str(backend).lower()  # as torch does
-    env = {**os.environ, **env}
+    env = {**os.environ, **options.env}
     accelerator = _accelerator(nprocs, backend)
     if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():
         accelerator = "tpu" if tpu.installed() else "xla" if xla.installed() else ""
@@ -62,7 +53,7 @@ def resolve(
             if name == "nccl":
                 _check_nccl(ranks, found)
             _check_backend(name)
-    return Resolved(ranks, backend, accelerator)
+    return replace(options, nprocs=ranks, backend=backend, accelerator=accelerator)
 
 
 def _accelerator(nprocs: int | str, backend: str | None) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nbspawn._engine import inherited
 from nbspawn._protocol.gauges import SLOT
-from nbspawn._rank.launch import MARK, RunFiles
+from nbspawn._protocol.launch import MARK, RunFiles
 
 KEPT_RUNS = 5
 _PREFIX = "nbspawn-"

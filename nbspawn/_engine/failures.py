@@ -7,8 +7,8 @@ import pickle
 
 from nbspawn._engine import stacks
 from nbspawn._engine.exits import UNKNOWN
+from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Leaving, Raised
-from nbspawn._rank.launch import RunFiles
 from nbspawn.errors import Failure, exit_text
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
-from nbspawn._engine import stacks as written
+from nbspawn._engine import stacks
 from nbspawn._payload.diagnosis import parts
-from nbspawn._rank import stacks
+from nbspawn._protocol.signals import STACK
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
 
@@ -247,7 +247,7 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            faulthandler.register(stacks.SIGNAL, file=write, all_threads=False)
+            faulthandler.register(STACK, file=write, all_threads=False)
             os.write(write, b"ok" + question().encode())
         except BaseException as error:
             os.write(write, b"ok" + f"in a forked process torch fails with {type(error).__name__}: {error}".encode())
@@ -263,8 +263,8 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     if not answered:
-        frames = written.frames(answer.decode("utf-8", "replace"))
-        where = written.described(frames[-1]) if frames else "in a library's own code for forked processes"
+        frames = stacks.frames(answer.decode("utf-8", "replace"))
+        where = stacks.described(frames[-1]) if frames else "in a library's own code for forked processes"
         return [
             "a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there "
             f"(it waits {where})"
@@ -276,7 +276,7 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
 
 def _stack_of(pid: int, written: int) -> bytes:
     """What the child that hangs writes when it is asked where; nothing if it hangs in fork itself."""
-    os.kill(pid, stacks.SIGNAL)
+    os.kill(pid, STACK)
     told = b""
     while select.select([written], [], [], 0.1 if told else 1.0)[0]:  # it comes line by line
         line = os.read(written, 65536)

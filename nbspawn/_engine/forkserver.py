@@ -34,7 +34,7 @@ from nbspawn._engine import inherited, interrupt_flag
 from nbspawn._engine.directories import OwnedDirectory
 from nbspawn._engine.guardian import started_at, stopped
 from nbspawn._engine.learned import TRAINING, Learned, changed_at
-from nbspawn._rank.plan import PATH, Plan, Report
+from nbspawn._protocol.preload import PATH, Plan, Report
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbspawn._engine import guardian, inherited
 from nbspawn._engine.guardian import started_at, stopped
-from nbspawn._rank.launch import LIFELINE, MARK
+from nbspawn._protocol.launch import LIFELINE, MARK
 
 _log = logging.getLogger(__name__)
 

@@ -23,6 +23,8 @@ from nbspawn._engine.outcomes import Outcomes
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.stacks import Stacks
 from nbspawn._protocol import gauges, shared_memory
+from nbspawn._protocol.frames import Stack
+from nbspawn._protocol.launch import Launch, RunFiles
 from nbspawn._protocol.messages import (
     Close,
     Command,
@@ -40,9 +42,7 @@ from nbspawn._protocol.messages import (
     Started,
     Stopping,
 )
-from nbspawn._rank import debugger
-from nbspawn._rank.launch import Launch, RunFiles
-from nbspawn._render.stacks import Stack
+from nbspawn._protocol.signals import BREAK
 from nbspawn.errors import Failure
 
 _log = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class LocalRanks(ProcessContext):
         self._exits = Exits(self.processes)
         self._killed = 0.0
         self._unreached: set[int] = set()
+        self._doomed: set[int] = set()
         self._ladder: list[tuple[float, signal.Signals]] = []
         self._groups = 0
         self._store = -1
@@ -109,6 +110,21 @@ class LocalRanks(ProcessContext):
         for sentinel, rank in self.sentinels.items():
             self._selector.register(sentinel, selectors.EVENT_READ, partial(self._sense_exit, rank))
         running.add(self)
+
+    # ------------------------------------------------------------ what is known
+
+    def node(self, rank: int) -> int:
+        """All ranks are on this machine."""
+        return 0
+
+    @property
+    def log_dir(self) -> str:
+        """The directory of the ranks' logs."""
+        return os.fspath(self.files.logs)
+
+    def log_path(self, rank: int) -> str:
+        """The file that holds all that the rank has printed."""
+        return os.fspath(self.files.log(rank))
 
     # ------------------------------------------------------------ watching
 
@@ -127,7 +143,13 @@ class LocalRanks(ProcessContext):
         """Have all ranks ended that were given something to run? Kept ranks have when they have told how it ended."""
         return self.over or (self._launch.keep and not self._busy)
 
-    def command(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
+    @property
+    def complete(self) -> bool:
+        """Do all ranks live? What has happened meanwhile is noticed."""
+        self.poll(0.0)
+        return len(self.sentinels) == self.nprocs
+
+    def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
         """Have these kept ranks, which are idle, run something more. What is known of the last command is forgotten."""
         first = next(iter(commands.values()))
         self.cell = first.filename if isinstance(first, RunCell) else None
@@ -166,8 +188,8 @@ class LocalRanks(ProcessContext):
             self.send(rank, Regroup(self._groups, f"/proc/{os.getpid()}/fd/{self._store}" if ours else ""))
         return ours
 
-    def gauges(self) -> list[gauges.Reading]:
-        """What each rank uses, as it last told."""
+    def usage(self) -> list[gauges.Reading]:
+        """What each rank uses, as it last reported."""
         return [gauges.read(self._resources.gauges, rank) for rank in range(self.nprocs)]
 
     def dismiss(self, seconds: float) -> None:
@@ -284,7 +306,7 @@ class LocalRanks(ProcessContext):
                 self.break_into(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving)):
             _log.debug("rank %d, command %d: %s", event.rank, turn, type(event).__name__)
-            if not isinstance(event, Leaving):
+            if not isinstance(event, Leaving) and event.rank not in self._doomed:
                 self._busy.discard(event.rank)
             self._outcomes.note(event)
 
@@ -374,6 +396,9 @@ class LocalRanks(ProcessContext):
                 self._resources.announce(self._announced)
             elif rank not in self._outcomes.said:
                 self._outcomes.stopped.add(rank)
+            if number != signal.SIGINT:
+                # Its last message may be on its way: it is not idle, and is waited for.
+                self._doomed.add(rank)
             _log.debug("rank %d gets %s", rank, number.name)
             self._events.append(Stopping(rank, time.monotonic(), how))
             if pid is not None:
@@ -404,7 +429,7 @@ class LocalRanks(ProcessContext):
         if rank not in self._started or rank not in self._busy:
             self._to_break.add(rank)
         elif pid := self._at_work().get(rank):
-            signals.send_to_main_thread(pid, debugger.SIGNAL)
+            signals.send_to_main_thread(pid, BREAK)
 
     def _at_work(self) -> dict[int, int]:
         """The pids of the ranks that have started and not ended."""
@@ -443,3 +468,9 @@ class LocalRanks(ProcessContext):
             if self._store >= 0:
                 inherited.close(self._store)
             run_directories.done(self.files, keep=keep_logs or bool(self.failures))
+
+    def dispose(self, keep_logs: bool = False) -> None:
+        """Close, and give back what multiprocessing holds for each process: nobody will ask for exit codes."""
+        self.close(keep_logs)
+        for process in self.processes:
+            process.close()

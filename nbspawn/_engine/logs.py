@@ -6,9 +6,9 @@ import fcntl
 import os
 
 from nbspawn._engine import inherited
+from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.log_file import open_log
 from nbspawn._protocol.messages import Printed
-from nbspawn._rank import stdio
-from nbspawn._rank.launch import RunFiles
 from nbspawn._render.lines import LineBuffer
 from nbspawn.errors import UsageError
 
@@ -22,7 +22,7 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
     fds: list[int] = []
     try:
         for rank in range(nprocs):
-            fds.append(inherited.keep_from_children(stdio.open_log(files.log(rank))))
+            fds.append(inherited.keep_from_children(open_log(files.log(rank))))
             try:
                 fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

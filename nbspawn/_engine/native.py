@@ -12,9 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbspawn._protocol.messages import Frame
-from nbspawn._rank.stacks import persons
-from nbspawn._render.stacks import Stack
+from nbspawn._protocol.frames import Frame, Stack, users_frames
 
 _MOST = 12  # processes of py-spy at a time
 _PATIENCE = 10.0  # seconds; the first look at a process reads torch's symbols, which takes up to 1 s
@@ -71,4 +69,4 @@ def _read(look: subprocess.Popen[bytes]) -> tuple[Frame, ...]:
             found.append(Frame(frame["filename"], frame["line"], frame["name"].rpartition(".")[2]))
         elif not (library.startswith(_NOISE_IN) or frame["name"].startswith(_NOISE)):
             found.append(Frame(library, 0, frame["name"]))
-    return persons(found)
+    return users_frames(found)

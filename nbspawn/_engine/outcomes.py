@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
 from nbspawn._engine import failures
+from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Leaving, Raised, Returned
-from nbspawn._rank.launch import RunFiles
 from nbspawn.errors import Failure
 
 

@@ -11,7 +11,7 @@ from nbspawn._engine import inherited
 from nbspawn._engine.channel import Hub
 from nbspawn._engine.guard import guard
 from nbspawn._engine.rendezvous import Rendezvous
-from nbspawn._rank.launch import RunFiles
+from nbspawn._protocol.launch import RunFiles
 
 
 class Resources:

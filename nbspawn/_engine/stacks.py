@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nbspawn._engine import native, signals
-from nbspawn._protocol.messages import Frame
-from nbspawn._rank import stacks
-from nbspawn._rank.launch import RunFiles
-from nbspawn._render.stacks import Stack, Threads
+from nbspawn._protocol.frames import Frame, Stack, Threads, users_frames
+from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.signals import STACK
 from nbspawn._state.run import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -43,7 +42,7 @@ class Stacks:
         """The sizes of their files before."""
         sizes = {rank: _size(self._files.stack(rank)) for rank in pids}
         for pid in pids.values():
-            signals.send_to_main_thread(pid, stacks.SIGNAL)
+            signals.send_to_main_thread(pid, STACK)
         return sizes
 
     def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
@@ -124,7 +123,7 @@ def described(frame: Frame) -> str:
 def frames(text: str) -> tuple[Frame, ...]:
     """The first stack in what faulthandler wrote, outermost frame first, from the person's outermost on."""
     found = _FRAME.finditer("".join(text.split(_BEGIN, 2)[1:2]))
-    return stacks.persons(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
+    return users_frames(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
 
 
 def crash(path: Path) -> str:

@@ -9,12 +9,17 @@ import keyword
 import re
 import shlex
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nbspawn._notebook.verbs import VERBS
+
+if TYPE_CHECKING:
+    from nbspawn._engine.options import LaunchOptions
+    from nbspawn._session.options import CommandOptions
+    from nbspawn._session.views import View
 
 VIEWS = ("auto", "widget", "html", "text", "quiet")
-WORDS = ("auto", "debug", "interrupt", "logs", "restart", "stacks", "stop", "wait")
-"""Of ``%ranks``."""
-_WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
+_NPROCS = ("auto", "cpu", "gpu", "tpu", "xla")
 _IPYTHONS = re.compile(r"In|Out|get_ipython|exit|quit|_{1,3}|_i{1,3}|_i?\d+|_(dh|ih|oh|sh|exit_code)")
 """The variables that it keeps in the notebook's namespace: without its get_ipython no magic works any more."""
 
@@ -30,12 +35,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _ranks(text: str) -> int | str:
-    if text in _WORDS:
+    if text in _NPROCS:
         return text
     try:
         return int(text)
     except ValueError:
-        words = ", ".join(_WORDS)
+        words = ", ".join(_NPROCS)
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor one of {words}") from None
 
 
@@ -63,6 +68,18 @@ def _devices(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of device numbers such as 0,2") from None
+
+
+def _numbers(text: str) -> frozenset[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,2")
+    return frozenset(map(int, text.split(",")))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -118,10 +135,11 @@ def _parser() -> Parser:
         metavar="NPROCS",
         type=_ranks,
         nargs="?",
-        default="auto",
         help="how many ranks: a number, cpu (one a core), gpu (one a GPU), xla or tpu (one a TPU chip, by torch_xla or "
         "torch_tpu), auto (default: one a GPU or TPU chip where there is one, else one a core)",
     )
+    add("--nnodes", metavar="K", type=_count, help="machines, as under torchrun: one, here")
+    add("--nproc-per-node", metavar="M", type=_count, help="ranks a machine, as under torchrun: NPROCS by another name")
     add(
         "-m",
         "--start-method",
@@ -184,8 +202,14 @@ def _add_seen(add: Callable[..., Any]) -> None:
     add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
     add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
-    add("--lines", action="store_true", help="show where the time went, line by line and rank by rank, after the run")
-    add("--profile", action="store_true", help="tell how long the start, the run and the end took, after the run")
+    add("--profile", action="store_true", help="unfold where the time went, line by line and rank by rank")
+    add("--timings", action="store_true", help="tell how long payload, start, rendezvous, run, results, teardown took")
+    add(
+        "--local-ranks-filter",
+        metavar="0,1",
+        type=_numbers,
+        help="show the output of these ranks only (as under torchrun; the logs keep all)",
+    )
     add("-h", "--help", action="store_true", help="show this and run nothing")
 
 
@@ -195,7 +219,9 @@ def _ranks_parser() -> Parser:
         add_help=False,
         allow_abbrev=False,
         description="Run this cell in the ranks that %%spawn --keep left alive: in all, or in those that are named.",
-        epilog=f"%%ranks alone lists them; %%ranks followed by one of these words acts on them: {', '.join(WORDS)}.",
+        epilog="%%ranks alone lists them; %%ranks followed by one of these acts on them: "
+        + "; ".join(verb.usage for verb in VERBS)
+        + ".",
     )
     add = parser.add_argument
     add("which", metavar="WHICH", type=_which, nargs="*", help="ranks, such as 0,2 or 1:, and a session's name: @eval")
@@ -215,6 +241,52 @@ RANKS_PARSER = _ranks_parser()
 def parse(line: str, parser: Parser = PARSER) -> Any:
     """The options as a namespace, the same for the same line. Raises UsageError, one line that says what to do."""
     return parser.parse_args(split(line, parser))
+
+
+def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
+    """What ``%%spawn`` says of how to start its ranks; ``call_pdb`` is IPython's ``%pdb on``. Raises UsageError."""
+    from nbspawn._engine.options import LaunchOptions  # torch comes with it
+
+    return LaunchOptions(
+        nprocs=_nprocs(given),
+        start_method=given.start_method,
+        backend=given.backend,
+        env=dict(given.env),
+        devices=given.devices,
+        threads=given.threads,
+        seed=given.seed,
+        log_dir=given.log_dir,
+        keep=given.keep,
+        idle_timeout=given.idle_timeout,
+        long_group_timeout=given.pdb or call_pdb,
+        debugpy=given.debugpy,
+    )
+
+
+def _nprocs(given: Any) -> int | str:
+    if (given.nnodes or 1) > 1:
+        PARSER.error(f"--nnodes {given.nnodes}: ranks are started on this machine alone")
+    if given.nproc_per_node and given.nprocs not in (None, given.nproc_per_node):
+        PARSER.error(f"--nproc-per-node {given.nproc_per_node} on one machine is not NPROCS {given.nprocs}")
+    return given.nproc_per_node or given.nprocs or "auto"
+
+
+def command_options(
+    given: Any, call_pdb: bool, view: View | None, banner: str, explain: Callable[[BaseException], None]
+) -> CommandOptions:
+    """What ``%%spawn`` and ``%%ranks`` say of how to run the cell. Raises UsageError."""
+    from nbspawn._session.options import GRACE_PERIOD, CommandOptions  # torch comes with it
+
+    return CommandOptions(
+        timeout=given.timeout,
+        grace_period=GRACE_PERIOD if given.grace_period is None else given.grace_period,
+        view=view,
+        pdb=given.pdb or call_pdb,
+        show_locals=given.locals,
+        timings=given.timings,
+        banner=banner,
+        explain=explain,
+    )
 
 
 def split(line: str, parser: Parser) -> list[str]:
@@ -272,7 +344,9 @@ def complete(line: str) -> list[str]:
     partial = "" if line.endswith(" ") or len(words) < 2 else words[-1]
     before = words[-1] if not partial else words[-2]
     if words[0] == "%ranks":
-        return [word for word in WORDS if word.startswith(partial) and before == "%ranks"]
+        words = [verb.name for verb in VERBS] if before == "%ranks" else []
+        words += [word for verb in VERBS if verb.name == before for word in verb.argument.split("|") if word != "R"]
+        return sorted(word for word in words if word.startswith(partial))
     parser = RANKS_PARSER if words[0] == "%%ranks" else PARSER
     for action in parser._actions:
         if before in action.option_strings:
@@ -281,5 +355,5 @@ def complete(line: str) -> list[str]:
             if action.nargs != 0:
                 return []
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    words = [*_WORDS] if parser is PARSER and partial else []
+    words = [*_NPROCS] if parser is PARSER and partial else []
     return [word for word in (*options, *words) if word.startswith(partial)]

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from nbspawn._engine.launch import CellJob
+from nbspawn._engine.jobs import CellJob
 from nbspawn._payload.names import Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.shell import displays
@@ -31,8 +31,6 @@ def job(
     body: str,
     magic: str = "%%spawn",
     push: Sequence[str] | None = None,
-    pdb: bool = False,
-    show_locals: bool = False,
 ) -> CellJob:
     """Raises the cell's SyntaxError, shown as any cell's would be. ``magic`` and ``line`` are its first line ('' if it
     has none). ``push`` are the variables to send, if that is not for the cell's text to say."""
@@ -58,8 +56,6 @@ def job(
         colors=shell.colors,
         silent=ends_silent(source, transform),
         transformed=transformed,
-        pdb=pdb,
-        show_locals=show_locals,
     )
     if push is not None:
         return CellJob(command, shell.user_ns, *names)

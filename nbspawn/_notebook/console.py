@@ -6,62 +6,99 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import DisplayData, Event, InputReply, Printed
-from nbspawn._render import profile, text
+from nbspawn._render import profile, stacks, text
 from nbspawn._render.lines import strip_ansi
-from nbspawn._session.views import AT_ONCE, Pace, StreamView, source
+from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, source, write_to_stdout
+from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 _UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up, then clear to the end of the screen
 
 
-class ConsoleView(StreamView):
+class ConsoleView:
     """Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the table is drawn once, at the end.
-    ``lines`` adds where the time went."""
+    ``profile`` adds where the time went; ``only`` are the ranks whose output is shown."""
 
-    def __init__(self, live: bool, table: bool = True, lines: bool = False) -> None:
+    run: Run
+
+    def __init__(
+        self,
+        live: bool,
+        table: bool = True,
+        profile: bool = False,
+        only: Collection[int] | None = None,
+        prompter: Prompter | None = None,
+        write: Callable[[str], None] = write_to_stdout,
+    ) -> None:
         self._live = live
         self._table = table
-        self._lines = lines
+        self._unfolds = profile
+        self._prompter = prompter or Foreground()
+        self._write = write
+        self._lines = RankLines(self._write_above, only=only)
         self._height = 0
         self._pace = Pace()
+
+    @property
+    def present(self) -> bool:
+        """Is somebody there to be asked?"""
+        return self._prompter.present
+
+    def actions(self) -> Sequence[Action]:
+        """There is nothing to press."""
+        return self._prompter.actions()
+
+    def open(self, run: Run) -> None:
+        """Nothing is shown before a rank prints, or a moment has passed."""
+        self.run = run
+        self._lines.open(run)
+        self._profile = Profile(run.cell)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; a display is shown as its text."""
         self.run = run
-        self.profile.add(events)
-        printed = [_as_text(event) for event in events if isinstance(event, (Printed, DisplayData))]
-        self.hold(printed)
-        self.release(if_due=True)
-        at_once = not run.fresh and time.monotonic() - run.started < AT_ONCE
+        self._profile.add(events)
+        self._lines.debugging = "debugging" in run.counts
+        self._lines.add(_as_text(event) for event in events if isinstance(event, (Printed, DisplayData)))
+        self._lines.flush(if_due=True)
+        at_once = not run.newly_started and time.monotonic() - run.started < AT_ONCE
         if self._live and not at_once and self._pace.due(run):
             self._draw(run)
 
+    def say(self, text: str) -> None:
+        """Above the table."""
+        self._lines.say(text)
+
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """The prompt takes the table's place."""
-        self.release()
+        self._lines.flush()
         self._erase()
-        return super().ask(prompt, password)
+        return self._prompter.ask(prompt, password)
+
+    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
+        """As text, above the table."""
+        self.say("\n".join([title, *stacks.text(found, self.run, time.monotonic(), source)]))
 
     def close(self, run: Run) -> bool:
         """The last table stays; kept ranks that were through at once have said what there is to say."""
-        cut = super().close(run)
-        if self._pace.drawn is None and run.uneventful and time.monotonic() - run.started < AT_ONCE:
-            if run.mark:
+        self.run = run
+        cut = self._lines.finish(run)
+        if self._pace.drawn is None and run.quiet_success and time.monotonic() - run.started < AT_ONCE:
+            if run.banner:
                 print(text.brief(run, time.monotonic()), flush=True)
         else:
             self._draw(run)
-        if self._lines and profile.worth_showing(self.profile):
-            print(profile.text(self.profile, run, source), flush=True)
+        if self._unfolds and profile.worth_showing(self._profile):
+            print(profile.text(self._profile, run, source), flush=True)
         return cut
 
-    def write(self, output: str) -> None:
-        """Above the table."""
-        if output:
-            self._erase()
-            super().write(output)
+    def _write_above(self, text: str) -> None:
+        self._erase()
+        self._write(text)
 
     def _erase(self) -> None:
         if self._height:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbspawn._notebook.pump import CommPump
 from nbspawn._render.lines import LineBuffer, strip_ansi
-from nbspawn._session.views import Wish, log_path
+from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
 
 DELAY = 1.0  # seconds: a run that is over sooner needs no controls
@@ -34,12 +34,12 @@ _PANE = (
 
 
 class Controls:
-    """``publish`` is the shell's display publisher. ``wishes`` are collected until somebody takes them. Of a run
-    that is ``behind`` later cells the kernel itself hears clicks, between cells."""
+    """``publish`` is the shell's display publisher. ``actions`` are collected until somebody takes them. Of a run
+    in the background the kernel itself hears clicks, ``between_cells``."""
 
-    def __init__(self, kernel: Any, publish: Callable[..., None], behind: bool = False) -> None:
-        self.wishes: deque[Wish] = deque()
-        self._pump = None if behind else CommPump(kernel)
+    def __init__(self, kernel: Any, publish: Callable[..., None], between_cells: bool = False) -> None:
+        self.actions: deque[Action] = deque()
+        self._pump = None if between_cells else CommPump(kernel)
         self._publish = publish
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._panel: _Panel | None = None
@@ -59,7 +59,7 @@ class Controls:
         if self._given_up or now - run.started < DELAY:
             return
         if self._panel is None:
-            self._panel = _Panel(len(run.ranks), self.wishes.append)
+            self._panel = _Panel(len(run.ranks), self.actions.append)
             self._draw({_WIDGET: self._panel.view, "text/plain": ""}, update=True)
             self._shown_at = now
         if self._pump is not None:
@@ -94,11 +94,11 @@ class Controls:
 class _Panel:
     """The widgets."""
 
-    def __init__(self, nprocs: int, wish: Callable[[Wish], None]) -> None:
+    def __init__(self, nprocs: int, act: Callable[[Action], None]) -> None:
         import ipywidgets  # type: ignore[import-untyped]
 
         self._nprocs = nprocs
-        self._wish = wish
+        self._act = act
 
         def button(name: str, icon: str, tooltip: str, pressed: Callable[[Any], None]) -> Any:
             made = ipywidgets.Button(description=name, icon=icon, tooltip=tooltip, layout={"width": "auto"})
@@ -106,8 +106,8 @@ class _Panel:
             return made
 
         self._stop = button("Stop", "stop", "KeyboardInterrupt in every rank", self._stop_pressed)
-        self._stacks = button("Stacks", "align-left", "Show where every rank stands", lambda _: wish(Wish("stacks")))
-        self._debug = button("Debug all", "bug", _DEBUG, lambda _: wish(Wish("debug", self._chosen)))
+        self._stacks = button("Stacks", "align-left", "Show where every rank stands", lambda _: act(Action("stacks")))
+        self._debug = button("Debug all", "bug", _DEBUG, lambda _: act(Action("debug", self._chosen)))
         self._choice = ipywidgets.Dropdown(
             options=[("output of all ranks", _ALL), *((f"output of rank {rank}", rank) for rank in range(nprocs))],
             layout={"width": "auto"},
@@ -147,7 +147,7 @@ class _Panel:
 
     def _stop_pressed(self, _: object) -> None:
         self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
-        self._wish(Wish("stop"))
+        self._act(Action("stop"))
 
     def rest(self, resting: bool) -> None:
         """Take no clicks for a while."""

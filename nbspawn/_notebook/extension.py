@@ -32,7 +32,8 @@ class _Extension:
         for magic in _COMPLETED:
             shell.set_hook("complete_command", self._complete, str_key=magic)
         shell.events.register("post_run_cell", self._after_cell)
-        views.make_default = lambda: front_end.view(shell)
+        views.make_default = lambda: front_end.default_view(shell)
+        views.make_background = lambda: front_end.default_background_view(shell)
         views.cell_names = self._cell_names
         views.colors = lambda: shell.colors
         atexit.register(_end_ranks)
@@ -49,6 +50,7 @@ class _Extension:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         shell.events.unregister("post_run_cell", self._after_cell)
         views.make_default = views.StreamView
+        views.make_background = None
         views.cell_names = dict
         views.colors = str
         atexit.unregister(_end_ranks)

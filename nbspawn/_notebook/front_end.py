@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbspawn._session.views import View
 
 if TYPE_CHECKING:
-    from nbspawn._session.background import BehindView
+    from nbspawn._session.background import BackgroundView
 
 
 def in_kernel(shell: Any) -> bool:
@@ -22,24 +22,42 @@ def can_redraw(shell: Any) -> bool:
     return sys.stdout.isatty() and not getattr(shell, "simple_prompt", True) and os.environ.get("TERM") != "dumb"
 
 
-def view(shell: Any, kind: str = "auto", lines: bool = False) -> View:
-    """``kind`` is what ``--view`` takes; ``lines`` is ``--lines``."""
+def default_view(shell: Any) -> View:
+    """For ``nbspawn.spawn`` and the like."""
+    return _foreground(shell, "auto", False, None)
+
+
+def default_background_view(shell: Any) -> BackgroundView:
+    """For ``Session.run(..., background=True)`` and the like."""
+    return _background(shell, "auto", False, None)
+
+
+def view(shell: Any, given: Any) -> View:
+    """What a cell's options ask for."""
+    return _foreground(shell, given.view, given.profile, given.local_ranks_filter)
+
+
+def background_view(shell: Any, given: Any) -> BackgroundView:
+    """The same of a cell in the background."""
+    return _background(shell, given.view, given.profile, given.local_ranks_filter)
+
+
+def _foreground(shell: Any, kind: str, profile: bool, only: frozenset[int] | None) -> View:
     if in_kernel(shell):
         from nbspawn._notebook.view import NotebookView
 
-        return NotebookView(shell, _kind(kind), lines, _with_controls(shell, kind))
+        return NotebookView(shell, _kind(kind), profile, _with_controls(shell, kind), only=only)
     from nbspawn._notebook.console import ConsoleView
 
-    return ConsoleView(live=can_redraw(shell), table=kind != "quiet", lines=lines)
+    return ConsoleView(live=can_redraw(shell), table=kind != "quiet", profile=profile, only=only)
 
 
-def view_behind(shell: Any, kind: str = "auto", lines: bool = False) -> BehindView:
-    """For a run in the background."""
-    from nbspawn._notebook.behind import ConsoleBehind, NotebookBehind
+def _background(shell: Any, kind: str, profile: bool, only: frozenset[int] | None) -> BackgroundView:
+    from nbspawn._notebook import background
 
     if in_kernel(shell):
-        return NotebookBehind(shell, _kind(kind), lines, _with_controls(shell, kind))
-    return ConsoleBehind(table=kind != "quiet", lines=lines)
+        return background.notebook_view(shell, _kind(kind), profile, _with_controls(shell, kind), only)
+    return background.console_view(kind != "quiet", profile, only)
 
 
 def _kind(kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 
 if TYPE_CHECKING:
-    from nbspawn._engine.launch import CellJob
-    from nbspawn._session_api import Session
+    from nbspawn._engine.jobs import CellJob
+    from nbspawn._session.pool import Pool
 
 _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto off`"
 
@@ -25,7 +26,7 @@ class SpawnMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Pool] = {}
         self.auto = AutoMode(shell)
 
     @cell_magic
@@ -34,7 +35,7 @@ class SpawnMagics(Magics):
         with interrupt_flag.held():
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
-            from nbspawn._session_api import Session
+            from nbspawn._session.pool import Pool
             from nbspawn.errors import UsageError
 
         given = arguments.parse(line)
@@ -46,28 +47,14 @@ class SpawnMagics(Magics):
             raise UsageError("--name is for ranks that stay: add --keep, or --background")
         if given.idle_timeout is not None and not given.keep:
             raise UsageError("--idle-timeout is for ranks that stay: add --keep")
-        pdb = given.pdb or self.shell.call_pdb
         name = ranks.name_for(self.sessions, given)
-        session = Session(
-            given.nprocs,
-            start_method=given.start_method,
-            backend=given.backend,
-            env=dict(given.env),
-            devices=given.devices,
-            threads=given.threads,
-            seed=given.seed,
-            log_dir=given.log_dir,
-            pdb=pdb,
-            debugpy=given.debugpy,
-            idle_timeout=given.idle_timeout,
-            keep=given.keep,
-        )
-        job = cells.job(self.shell, line, cell, pdb=pdb, show_locals=given.locals)
+        pool = Pool(arguments.launch_options(given, self.shell.call_pdb))
+        job = cells.job(self.shell, line, cell)
         try:
-            return self._run(session, job, given)
+            return self._run(pool, job, given)
         finally:
             if given.keep or given.background:
-                self.sessions[name] = session
+                self.sessions[name] = pool
 
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> Any:
@@ -83,42 +70,38 @@ class SpawnMagics(Magics):
             print(arguments.RANKS_PARSER.format_help())
             return None
         _refuse_empty(cell, "%%ranks")
-        session = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
+        pool = ranks.find(self.sessions, arguments.session_name(given.which), self.auto)
         if absent := [name for name in given.push if name not in self.shell.user_ns]:
             raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
         if given.background and given.pull:
             raise UsageError("--pull is for when the cell has ended: pull with another cell, after handle.wait()")
-        asked = session[arguments.selected(given.which, session.nprocs)]
-        magic = "" if given.auto else "%%ranks"
-        pdb = given.pdb or self.shell.call_pdb
-        job = cells.job(self.shell, line, cell, magic, given.push, pdb, given.locals)
-        result = self._run(session, job, given, asked.ranks)
+        asked = arguments.selected(given.which, pool.nprocs)
+        job = cells.job(self.shell, line, cell, "" if given.auto else "%%ranks", given.push)
+        result = self._run(pool, job, given, asked)
         for name in given.pull:
-            self.shell.user_ns[name] = asked.pull(name)
+            self.shell.user_ns[name] = ranks.pulled(pool, asked, name)
         return result
 
-    def _run(self, session: Session, job: CellJob, given: Any, asked: Any = None) -> Any:
+    def _run(self, pool: Pool, job: CellJob, given: Any, asked: Sequence[int] | None = None) -> Any:
         from nbspawn._notebook import cell as cells
         from nbspawn._notebook import front_end
-        from nbspawn._session.supervisor import GRACE_PERIOD, Terms
         from nbspawn.errors import RankExitedError, RankRaisedError
 
         shell = self.shell
-        make = front_end.view_behind if given.background else front_end.view
-        terms = Terms(
-            given.timeout,
-            GRACE_PERIOD if given.grace_period is None else given.grace_period,
-            make(shell, given.view, given.lines),
+        options = arguments.command_options(
+            given,
+            shell.call_pdb,
+            None if given.background else front_end.view(shell, given),
             _AUTO if getattr(given, "auto", False) else "",
-            given.profile,
-            partial(cells.explain, shell, kept=asked is not None, regrouped=session.regrouped),
+            partial(cells.explain, shell, kept=asked is not None, regrouped=pool.regrouped),
         )
         if given.background:
-            outcome: Any = session.perform_behind(job, terms, asked)
+            view = front_end.background_view(shell, given)
+            outcome: Any = pool.run_in_background(job, options, view, asked)
             silent = False
         else:
             try:
-                outcome = session.perform(job, terms, asked)
+                outcome = pool.run(job, options, asked)
             except (RankRaisedError, RankExitedError):
                 if shell.call_pdb:
                     cells.debugged_already(shell)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from IPython.display import display
 
+from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
+from nbspawn._notebook.verbs import VERBS
+from nbspawn._rank import namespace
 from nbspawn._render import stacks
 from nbspawn._render.text import duration, size
+from nbspawn._results import Results
 from nbspawn._session import views
-from nbspawn._session_api import Session
+from nbspawn._session.options import CommandOptions
+from nbspawn._session.pool import Pool
 from nbspawn._state.run import name_ranks
 from nbspawn.errors import UsageError
 
-Sessions = dict[str, Session]
+Sessions = dict[str, Pool]
 
 
 def name_for(sessions: Sessions, given: Any) -> str:
@@ -37,7 +43,7 @@ def name_for(sessions: Sessions, given: Any) -> str:
     return name
 
 
-def find(sessions: Sessions, name: str, auto: AutoMode) -> Session:
+def find(sessions: Sessions, name: str, auto: AutoMode) -> Pool:
     """The session of that name; without a name also the only one. Raises UsageError that says how to start one."""
     name = _only(sessions, name)
     session = sessions.get(name)
@@ -58,83 +64,94 @@ def find(sessions: Sessions, name: str, auto: AutoMode) -> Session:
 
 def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``), the first
-    two also with several."""
+    two also with several. Raises UsageError for a line that is none of VERBS."""
     words = arguments.split(line, arguments.RANKS_PARSER)
-    verb = [word for word in words if not word.startswith("@")]
-    if verb == []:
-        tables = [_table(name, sessions[name]) for name in _asked(sessions, words, auto)]
-        print("\n\n".join(tables) or _NONE)
-        return None
-    if verb == ["stop"]:
-        for name in _asked(sessions, words, auto):
-            sessions.pop(name).close()
-            if auto.target == name:
-                _switch(auto, None)
-        return None
-    given = arguments.session_name(words)
-    name = _only(sessions, given)
-    match verb:
-        case ["auto", "on"]:
-            find(sessions, name, auto)
-            _switch(auto, name)
-        case ["auto", "off"] if not given:
-            _switch(auto, None)
-        case ["restart"]:
-            if name not in sessions:
-                find(sessions, name, auto)
-            if not sessions[name].options.keep:
-                raise UsageError("these ranks run one cell in the background, and have nothing to start again")
-            sessions[name].restart()
-            print(_table(name, sessions[name]))
-        case ["interrupt"]:
-            session = find(sessions, name, auto)
-            if session.behind is None or session.behind.done:
-                print("the ranks are idle: there is nothing to interrupt")
-            else:
-                session.behind.interrupt()
-        case ["wait"]:
-            session = find(sessions, name, auto)
-            return session.behind.wait() if session.behind is not None else print("the ranks are idle")
-        case ["logs", which]:
-            session = find(sessions, name, auto)
-            for number in arguments.selected([which], session.nprocs):
-                print(session.log_path(number))
-        case ["stacks"]:
-            _show_stacks(find(sessions, name, auto))
-        case ["debug", which]:
-            session = find(sessions, name, auto)
-            ranks = arguments.selected([which], session.nprocs)
-            if not session.debug(ranks):
-                print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
-        case _:
-            _refuse(line)
-    return None
+    verb, *rest = [word for word in words if not word.startswith("@")] or [""]
+    if verb not in _DO or len(rest) != bool(verb and _ARGUMENTS[verb]):
+        expected = ", ".join(one.usage for one in VERBS)
+        raise UsageError(f"unknown command {line!r}: expected one of {expected}; %ranks alone lists the ranks")
+    return _DO[verb](_Asked(sessions, auto, words, rest[0] if rest else ""))
 
 
-def _asked(sessions: Sessions, words: list[str], auto: AutoMode) -> list[str]:
-    """The names of the sessions that are meant, all if none is named. Raises UsageError for one that is not there."""
-    _forget(sessions)
-    names = arguments.session_names(words)
-    for name in names:
-        if name not in sessions:
-            find(sessions, name, auto)
-    return names or list(sessions)
+class _Asked:
+    """What a line of ``%ranks`` asks for: the sessions that it names, and the argument of its verb."""
+
+    def __init__(self, sessions: Sessions, auto: AutoMode, words: list[str], argument: str) -> None:
+        self.sessions = sessions
+        self.auto = auto
+        self.argument = argument
+        self._words = words
+
+    @property
+    def names(self) -> list[str]:
+        """All that are named, or all that there are. Raises UsageError for one that is not there."""
+        _forget(self.sessions)
+        names = arguments.session_names(self._words)
+        for name in names:
+            if name not in self.sessions:
+                find(self.sessions, name, self.auto)
+        return names or list(self.sessions)
+
+    @property
+    def name(self) -> str:
+        """The one that is named, or the only one. Raises UsageError for several."""
+        return _only(self.sessions, arguments.session_name(self._words))
+
+    @property
+    def pool(self) -> Pool:
+        """The ranks of that name, which live."""
+        return find(self.sessions, self.name, self.auto)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that the argument names."""
+        return arguments.selected([self.argument], self.pool.nprocs)
 
 
-_NONE = "no ranks live: `%%spawn 4 --keep` starts some"
+def pulled(pool: Pool, ranks: Sequence[int], name: str) -> Results[Any]:
+    """A variable of each of these ranks. Raises RankRaisedError (a NameError) where there is none."""
+    return pool.run(FunctionJob(namespace.variable, (name,)), CommandOptions(view=views.StreamView()), ranks)
 
 
-def _switch(auto: AutoMode, target: str | None) -> None:
-    if target is not None:
-        where = f"the kept ranks{f' @{target}' if target else ''}"
-        print(f"auto mode is ON: every plain cell runs in {where}. `%ranks auto off` ends it.")
-    elif auto.target is not None:
-        print("auto mode is off: cells run in the notebook again.")
-    auto.target = target
+def _list(asked: _Asked) -> None:
+    tables = [_table(name, asked.sessions[name]) for name in asked.names]
+    print("\n\n".join(tables) or _NONE)
 
 
-def _show_stacks(session: Session) -> None:
-    looked = session.look()
+def _stop(asked: _Asked) -> None:
+    for name in asked.names:
+        asked.sessions.pop(name).close()
+        if asked.auto.target == name:
+            _switch(asked.auto, None)
+
+
+def _restart(asked: _Asked) -> None:
+    name = asked.name
+    pool = asked.sessions[name] if name in asked.sessions else asked.pool
+    if not pool.options.keep:
+        raise UsageError("these ranks run one cell in the background, and have nothing to start again")
+    pool.restart()
+    print(_table(name, pool))
+
+
+def _interrupt(asked: _Asked) -> None:
+    background = asked.pool.background
+    if background is None or not background.cancel():
+        print("the ranks are idle: there is nothing to interrupt")
+
+
+def _wait(asked: _Asked) -> Any:
+    background = asked.pool.background
+    return background.wait() if background is not None else print("the ranks are idle")
+
+
+def _logs(asked: _Asked) -> None:
+    for rank in asked.ranks:
+        print(asked.pool.log_path(rank))
+
+
+def _stacks(asked: _Asked) -> None:
+    looked = asked.pool.look()
     if looked is None:
         print("the ranks are idle")
         return
@@ -148,9 +165,47 @@ def _show_stacks(session: Session) -> None:
     display(data, raw=True)
 
 
-def _refuse(line: str) -> NoReturn:
-    words = ", ".join({"logs": "logs R", "debug": "debug R", "auto": "auto on|off"}.get(w, w) for w in arguments.WORDS)
-    raise UsageError(f"%ranks {line}: what should that do? It takes {words}; %ranks alone shows what lives.")
+def _debug(asked: _Asked) -> None:
+    ranks = asked.ranks
+    if not asked.pool.debug(ranks):
+        print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
+
+
+def _auto(asked: _Asked) -> None:
+    if asked.argument == "on":
+        name = asked.name
+        find(asked.sessions, name, asked.auto)
+        _switch(asked.auto, name)
+    elif asked.argument == "off":
+        _switch(asked.auto, None)
+    else:
+        raise UsageError(f"auto mode is on or off, got {asked.argument!r}")
+
+
+_DO: dict[str, Callable[[_Asked], Any]] = {
+    "": _list,
+    "stop": _stop,
+    "restart": _restart,
+    "interrupt": _interrupt,
+    "wait": _wait,
+    "stacks": _stacks,
+    "debug": _debug,
+    "logs": _logs,
+    "auto": _auto,
+}
+_ARGUMENTS = {verb.name: verb.argument for verb in VERBS}
+
+
+_NONE = "no ranks live: `%%spawn 4 --keep` starts some"
+
+
+def _switch(auto: AutoMode, target: str | None) -> None:
+    if target is not None:
+        where = f"the kept ranks{f' @{target}' if target else ''}"
+        print(f"auto mode is ON: every plain cell runs in {where}. `%ranks auto off` ends it.")
+    elif auto.target is not None:
+        print("auto mode is off: cells run in the notebook again.")
+    auto.target = target
 
 
 def end_of(sessions: Sessions) -> list[str]:
@@ -175,11 +230,13 @@ def _only(sessions: Sessions, name: str) -> str:
 
 def _forget(sessions: Sessions) -> None:
     """What ran in the background and has ended has said all; of kept ranks the end has still to be told."""
-    for name in [name for name, one in sessions.items() if not (one.alive or (one.options.keep and one.ended))]:
-        del sessions[name]
+    for name, pool in list(sessions.items()):
+        pool.tidy()
+        if not (pool.alive or (pool.options.keep and pool.ended)):
+            del sessions[name]
 
 
-def _table(name: str, session: Session) -> str:
+def _table(name: str, session: Pool) -> str:
     head = f"{session.nprocs} ranks{_at(name)}"
     if session.ended:
         return f"{head} · ended: {session.ended}"
@@ -188,7 +245,7 @@ def _table(name: str, session: Session) -> str:
         f"rank  {'state':<18}  {'pid':<8}  {'memory':>7}  device",
     ]
     states = session.states()
-    for rank, (pid, (memory, device)) in enumerate(zip(session.pids, session.memory(), strict=True)):
+    for rank, (pid, (memory, device)) in enumerate(zip(session.pids(), session.memory(), strict=True)):
         on = "cpu" if device < 0 else f"cuda, {size(device)}"
         lines.append(f"{rank:>4}  {states[rank]:<18}  {pid:<8}  {size(memory):>7}  {on}")
     return "\n".join(lines)

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbspawn._protocol.messages import Command, Decoder, Event, InputReply, InputRequest, encode
+from nbspawn._protocol.messages import Command, Event, InputReply, InputRequest
+from nbspawn._protocol.wire import Decoder, encode
 
 _CHUNK = 1 << 16
 

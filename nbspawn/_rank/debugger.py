@@ -8,8 +8,8 @@ pdb's classes themselves, since all these debuggers are made of them, however th
 - SIGINT stays ours: pdb takes it over at ``continue``;
 - the frames above the person's code (under fork those of the kernel, too) are neither shown nor stepped through.
 
-On a signal (``SIGNAL``) the rank stops where it is: Python runs the handler before its next line, and when the signal
-has cut a system call short (``sleep``, a lock) at once; a call into native code has to return first.
+On a signal (``signals.BREAK``) the rank stops where it is: Python runs the handler before its next line, and when the
+signal has cut a system call short (``sleep``, a lock) at once; a call into native code has to return first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbspawn._protocol.messages import Frame, Raised, Resumed, RunCell, Stopped
+from nbspawn._protocol import signals
+from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.messages import Raised, Resumed, RunCell, Stopped
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 from nbspawn._rank.outcome import Outcome
 from nbspawn._rank.sampler import is_library
 from nbspawn._state.run import is_echo
-
-# A real-time signal, as in _rank/stacks.py.
-SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 
 _RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAIN = os.path.join(_RANK, "main.py")
@@ -76,7 +75,7 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
     pdb.Pdb.nosigint = property(lambda debugger: True, lambda debugger, value: None)  # type: ignore[attr-defined]
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _breakpoint
-    signal.signal(SIGNAL, _rank.break_in)
+    signal.signal(signals.BREAK, _rank.break_in)
     if _early:
         break_soon()
     yield
@@ -95,12 +94,12 @@ def adapt(kind: type) -> None:
 
 def not_yet() -> None:
     """Until the rank can be debugged, remember the wish for it (which by default would end the process)."""
-    signal.signal(SIGNAL, lambda signum, frame: _early.append(signum))
+    signal.signal(signals.BREAK, lambda signum, frame: _early.append(signum))
 
 
 def break_soon() -> None:
     """Stop at the person's next line."""
-    _rank.break_in(SIGNAL, sys._getframe())
+    _rank.break_in(signals.BREAK, sys._getframe())
 
 
 def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
@@ -194,7 +193,7 @@ class _Rank:
             if event != "line":
                 return at_line
             sys.settrace(None)
-            self.break_in(SIGNAL, running)
+            self.break_in(signals.BREAK, running)
             return running.f_trace
 
         while frame is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbspawn._protocol.messages import Regroup
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 _CONNECTED = "nbspawn/connected"
 """Key in a group's store: how many ranks have made it."""

@@ -17,7 +17,7 @@ from typing import Any
 from nbspawn._protocol.messages import Listening
 from nbspawn._rank import connections, debugger
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 _LOOPBACK = "127.0.0.1"
 

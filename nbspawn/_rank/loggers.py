@@ -11,45 +11,14 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+from nbspawn._protocol.settings import Handler, Logger, Logging
 from nbspawn._rank import stdio
 from nbspawn._rank.after_import import after_import
 
 _OWN = ("traitlets", "IPKernelApp", "ipykernel", "IPython", "comm", "tornado", "asyncio", "concurrent", "nbspawn")
 """The kernel's own loggers, which are not the notebook's."""
-
-
-@dataclass(frozen=True)
-class Handler:
-    """One that writes to 'stdout' or 'stderr'. ``packed`` is what it is but for its stream and its lock, in pickled
-    form; where that cannot travel, a plain StreamHandler of this ``level`` and ``format`` takes its place."""
-
-    stream: str
-    level: int
-    format: tuple[str, str | None]
-    packed: bytes = b""
-
-
-@dataclass(frozen=True)
-class Logger:
-    """One that was configured."""
-
-    name: str
-    level: int
-    propagate: bool
-    disabled: bool
-    handlers: tuple[Handler, ...]
-
-
-@dataclass(frozen=True)
-class Logging:
-    """``disabled`` is the level up to which all is off; ``captures`` whether warnings are logged."""
-
-    loggers: tuple[Logger, ...] = ()
-    disabled: int = 0
-    captures: bool = False
 
 
 def read() -> Logging:

@@ -12,17 +12,15 @@ import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from nbspawn._payload import packing
-from nbspawn._protocol import shared_memory
+from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import (
     UNGROUPED,
     Close,
     Event,
     Imported,
     Leaving,
-    Parcel,
     Raised,
     Regroup,
     Returned,
@@ -50,7 +48,7 @@ from nbspawn._rank import (
     variables,
 )
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import Launch, RankInfo
+from nbspawn._rank.info import RankInfo
 
 Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
 
@@ -176,7 +174,7 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     if isinstance(command, RunCell):
         from nbspawn._rank import shell
 
-        return shell.run(command, lambda: _job(info), info, channel)
+        return shell.run(command, lambda: namespace.receive(command.payload), info, channel)
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
         from nbspawn._rank import shell
@@ -184,31 +182,13 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
         shell.attach(info, channel)
     try:
         with info.interrupts.enabled():
-            job = _job(info)
-            return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"]))
+            job = namespace.receive(command.payload)
+            return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"], **job["kwargs"]))
     except BaseException as error:
         shown = variables.of_error(error, info.names) if command.show_locals else ()
         ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
         debugger.post_mortem(info, ended, error)
         return ended
-
-
-def _job(info: RankInfo) -> Any:
-    """The function and its arguments, or the variables that a cell uses: inherited by fork, else loaded."""
-    launch, job, beside = info.launch, info.command.job, info.launch.beside
-    if isinstance(job, Parcel):
-        if not job.paths:
-            return {}
-        fds, job, beside = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in job.paths], job.sizes, ()
-    elif launch.payload:
-        fds = [sent.fd for sent in launch.payload]
-    else:
-        return launch.inherited
-    try:
-        with namespace.own_names_stay():
-            return packing.load(fds, job, beside, namespace.of_rank())
-    finally:
-        shared_memory.close(fds)
 
 
 def _leave(channel: Channel, ended: Event) -> NoReturn:

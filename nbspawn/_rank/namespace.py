@@ -6,10 +6,15 @@ kept rank may have bound some of these names itself meanwhile (the model that it
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from nbspawn._payload import packing
+from nbspawn._protocol import shared_memory
+from nbspawn._protocol.payload import Inherited, Payload, Sent
 
 _received: dict[str, Any] = {}
 _NOTHING = object()
@@ -20,8 +25,25 @@ def of_rank() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
+def receive(payload: Payload) -> Any:
+    """What a command works on, whichever way it comes."""
+    if isinstance(payload, Inherited):
+        return payload.value
+    if isinstance(payload, Sent):
+        fds, arguments = [sent.fd for sent in payload.fds], payload.spawn_arguments
+    elif payload.paths:
+        fds, arguments = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in payload.paths], ()
+    else:
+        return {}
+    try:
+        with _own_names_stay():
+            return packing.load(fds, payload.sizes, arguments, of_rank())
+    finally:
+        shared_memory.close(fds)
+
+
 @contextmanager
-def own_names_stay() -> Iterator[None]:
+def _own_names_stay() -> Iterator[None]:
     """While something is loaded that the kernel has sent."""
     namespace = of_rank()
     before = dict(namespace)

@@ -11,7 +11,7 @@ from typing import Any
 from nbspawn._protocol.messages import InputRequest
 from nbspawn._rank import stdio
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 
 def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str:

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.gauges import Gauges
-from nbspawn._protocol.messages import Frame, Position, Sampled
+from nbspawn._protocol.messages import Sampled
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 from nbspawn._rank.stacks import OtherThreads
 
 # Seconds between two looks: while the run is young (a short one has a profile too), and afterwards. Looks are made, and

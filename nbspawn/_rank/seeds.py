@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from nbspawn._rank.after_import import after_import
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 LARGEST = 2**32 - 1
 """What numpy's generator takes."""

@@ -8,26 +8,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from nbspawn._protocol.settings import Filter, Settings
 from nbspawn._rank import loggers
 from nbspawn._rank.after_import import after_import
-
-Filter = tuple[str, str, str, str, int]
-"""Action, the message's pattern, the category as 'module:name', the module's pattern, line: as in ``warnings``."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What was set in the kernel. Of libraries that it has not imported, nothing."""
-
-    torch: dict[str, Any] = field(default_factory=dict)
-    numpy: dict[str, Any] = field(default_factory=dict)
-    pandas: dict[str, Any] = field(default_factory=dict)
-    warnings: tuple[Filter, ...] = ()
-    logging: loggers.Logging = field(default_factory=loggers.Logging)
 
 
 def read() -> Settings:

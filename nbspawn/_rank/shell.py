@@ -31,7 +31,7 @@ from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
 from nbspawn._rank import debugger, device, front_ends, hosts, outcome, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 _NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
 _WIDGET = "application/vnd.jupyter.widget-view+json"

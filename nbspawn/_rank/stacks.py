@@ -5,31 +5,23 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-from nbspawn._protocol.messages import Frame
+from nbspawn._protocol import signals
+from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.launch import RunFiles
 from nbspawn._rank import process
-from nbspawn._rank.launch import RunFiles
-
-# A real-time signal collides with no program's own use of SIGUSR1 or SIGUSR2. macOS has none.
-SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 _NOT_THE_PERSONS = ("nbspawn-", "pydevd.")
 _DEPTH = 100  # frames of one stack; faulthandler has the same bound
-_RUNNERS = (
-    (os.path.join("nbspawn", "_rank", "main.py"), None),
-    (os.path.join("IPython", "core", "interactiveshell.py"), "run_code"),
-)
 
 
 def answer(path: Path) -> None:
-    """Write the stack to ``path`` at each ``SIGNAL``; faulthandler needs neither the GIL nor the bytecode loop."""
-    faulthandler.register(SIGNAL, file=_opened(path), all_threads=False)
+    """Write the stack to ``path`` at each ``STACK``; faulthandler needs neither the GIL nor the bytecode loop."""
+    faulthandler.register(signals.STACK, file=_opened(path), all_threads=False)
 
 
 def report_crashes(path: Path) -> None:
@@ -41,16 +33,6 @@ def report_crashes(path: Path) -> None:
 def _opened(path: Path) -> int:
     """faulthandler writes to this number, whatever it is by then."""
     return process.out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-
-
-def persons(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Of a stack, innermost frame first, that part which the person's cell or function has called; outermost first."""
-    found: list[Frame] = []
-    for frame in frames:
-        if any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS):
-            break
-        found.append(frame)
-    return tuple(reversed(found))
 
 
 class OtherThreads:

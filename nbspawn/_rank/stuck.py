@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from nbspawn._protocol import gauges
 from nbspawn._rank import connections
 from nbspawn._rank.channel import Channel
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 _PATIENCE = 0.3  # seconds that an interrupt may wait for Python
 

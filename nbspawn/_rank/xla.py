@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
-from nbspawn._rank.launch import RankInfo
+from nbspawn._rank.info import RankInfo
 
 if TYPE_CHECKING:
     import torch

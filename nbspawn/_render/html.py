@@ -61,7 +61,7 @@ def _heading(run: Run, now: float) -> str:
     ranks, how, time = heading(run, now)
     how = escape(how)
     quiet = f'<span style="color:{_QUIET}">{how}</span>'
-    mark = f'<div style="{_LINE}"><b style="{_TO_HEED}">{escape(run.mark)}</b></div>' if run.mark else ""
+    mark = f'<div style="{_LINE}"><b style="{_TO_HEED}">{escape(run.banner)}</b></div>' if run.banner else ""
     return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from nbspawn._protocol.messages import Frame
+from nbspawn._protocol.frames import Frame
 from nbspawn._render.html import BOX
 from nbspawn._render.text import cell, clip
 from nbspawn._state.line_profile import Line, Profile, unfold

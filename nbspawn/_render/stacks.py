@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from html import escape
 
-from nbspawn._protocol.messages import Frame
+from nbspawn._protocol.frames import Frame, Stack, Threads
 from nbspawn._render.html import BOX
 from nbspawn._render.text import clip, duration
 from nbspawn._state.run import Run, Source, name_ranks
@@ -20,20 +19,6 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
 _QUIET = "var(--jp-ui-font-color2,#888)"
 _FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
-
-
-Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
-"""Other threads of a rank: their names and their stacks."""
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One rank's: ``frames`` of its main thread, outermost first, from the person's on; none if it did not answer.
-    ``threads`` are its other threads that run Python, by name. A frame of native code has line 0, and its library for a
-    file."""
-
-    frames: tuple[Frame, ...] = ()
-    threads: Threads = ()
 
 
 def text(stacks: Mapping[int, Stack], run: Run, now: float, source: Source) -> list[str]:

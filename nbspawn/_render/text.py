@@ -10,7 +10,7 @@ import re
 import unicodedata
 from dataclasses import dataclass, replace
 
-from nbspawn._protocol.messages import Frame
+from nbspawn._protocol.frames import Frame
 from nbspawn._render.lines import strip_ansi
 from nbspawn._state.run import FINAL, RankStatus, Run, Source, State, name_ranks, ranges
 from nbspawn._state.stall import silent, stall
@@ -128,13 +128,13 @@ def heading(run: Run, now: float) -> tuple[str, str, str]:
 def brief(run: Run, now: float) -> str:
     """The heading as the whole table."""
     ranks, how, time = heading(run, now)
-    return "\n".join([*filter(None, [run.mark]), f"{ranks} · {how} · {time}"])
+    return "\n".join([*filter(None, [run.banner]), f"{ranks} · {how} · {time}"])
 
 
 def table(run: Run, now: float, width: int = 100, color: bool = False, source: Source = no_source) -> str:
     """The run at ``now`` seconds as lines of at most ``width`` columns (notes excepted: they are sentences)."""
     ranks, how, time = heading(run, now)
-    lines = [*filter(None, [run.mark]), f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
+    lines = [*filter(None, [run.banner]), f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
     drawn = rows(run, now, source)
     columns = {
         "rank": [row.label for row in drawn],

@@ -11,94 +11,102 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import InputReply
 from nbspawn._render import text
 from nbspawn._results import Results
 from nbspawn._session import views
-from nbspawn._session.supervisor import Watch
-from nbspawn._session.views import StreamView, Wish
+from nbspawn._session.supervisor import Supervisor
+from nbspawn._session.views import Action, StreamView, View
 from nbspawn._state.run import Run
-from nbspawn.errors import SpawnError, UsageError, interrupted
+from nbspawn.errors import SpawnError, interrupted
 
 _TICK = 0.05  # seconds
 _SHOWN = 20  # lines of what was printed last, for somebody who begins to attend
 
 
-class BehindView(StreamView):
-    """To be mixed into a view that is drawn from another thread than the one in which a person can be asked."""
+class Attachment:
+    """Between a run in the background, whose view is drawn from another thread, and a cell that attaches to it, in
+    which the user can be asked.
 
-    tees = True
-    """Is what it prints seen elsewhere than by those who attend, and shown to them too?"""
+    ``replay``: who attaches is shown what was printed last.
+    """
 
-    def __init__(self) -> None:
-        self.attended = False
-        self.asked: deque[Wish] = deque()
+    def __init__(self, replay: bool) -> None:
+        self.present = False
+        """Does a cell attend?"""
+        self.asked: deque[Action] = deque()
         """What the handle was told to do."""
-        self._said: queue.SimpleQueue[str | tuple[str, bool]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[str | tuple[str, bool]] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[InputReply | None] = queue.SimpleQueue()
-        self._last: deque[str] = deque(maxlen=_SHOWN)
-        self._turn = threading.Lock()
-        """What is printed while somebody begins to attend is among the last lines, or is said to them: not neither."""
+        self._last: deque[str] = deque(maxlen=_SHOWN if replay else 0)
+        self._lock = threading.Lock()
+        """What is printed while somebody attaches is among the last lines, or is passed on to them: not neither."""
 
-    @property
-    def present(self) -> bool:  # type: ignore[override]
-        """Somebody attends."""
-        return self.attended
+    def actions(self) -> Sequence[Action]:
+        """Those of the handle since the last call."""
+        return [self.asked.popleft() for _ in range(len(self.asked))]
 
-    def wishes(self) -> Sequence[Wish]:
-        """Those of the view, and of the handle."""
-        asked = [self.asked.popleft() for _ in range(len(self.asked))]
-        return [*super().wishes(), *asked]
-
-    def write(self, output: str) -> None:
-        """To the view's own place, and to whoever attends."""
-        with self._turn:
-            if output and self.tees:
-                self._last.extend(output.splitlines(keepends=True))
-            attended = self.attended
-            if output and attended:
-                self._said.put(output)
-        if self.tees or not attended:
-            super().write(output)
+    def write(self, text: str) -> bool:
+        """Pass on what was printed; False if no cell attends."""
+        with self._lock:
+            self._last.extend(text.splitlines(keepends=True))
+            if self.present:
+                self._messages.put(text)
+            return self.present
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """Whoever attends is asked; None if they leave."""
-        self.release()
-        self._said.put((prompt, password))
-        while self.attended:
+        self._messages.put((prompt, password))
+        while self.present:
             try:
                 return self._replies.get(timeout=_TICK)
             except queue.Empty:
                 continue
         return None
 
-    def failed(self, error: BaseException) -> None:
-        """The run has ended so: shown at once, below all else."""
-        self.write(f"{told(error)}\n")
-
     def attend(self, over: Callable[[], bool]) -> None:
         """In a cell's own thread: print what the ranks print, and put their questions, until it is ``over``. An
         interrupt ends it, and only it, but for one at a prompt, which is the answer."""
-        with self._turn:
-            while not self._said.empty():
-                self._said.get()  # for somebody who has left
+        with self._lock:
+            while not self._messages.empty():
+                self._messages.get()  # for somebody who has left
             last = "".join(self._last)
-            self.attended = True
+            self.present = True
         try:
             print(last, end="", flush=True)
-            while not over() or not self._said.empty():
+            while not over() or not self._messages.empty():
                 try:
-                    said = self._said.get(timeout=_TICK)
+                    message = self._messages.get(timeout=_TICK)
                 except queue.Empty:
                     continue
-                if isinstance(said, str):
-                    print(said, end="", flush=True)
+                if isinstance(message, str):
+                    print(message, end="", flush=True)
                 else:
-                    self._replies.put(views.answer(*said))
+                    self._replies.put(views.answer(*message))
         finally:
-            self.attended = False
+            self.present = False
+
+
+class BackgroundView(NamedTuple):
+    """A view that is drawn from another thread, the attachment that is its prompter, and where the error is shown."""
+
+    view: View
+    attachment: Attachment
+    show_error: Callable[[str], None]
+
+
+def stream_view() -> BackgroundView:
+    """For scripts: marked lines, wherever ``sys.stdout`` is at the time."""
+    attachment = Attachment(replay=False)
+
+    def write(text: str) -> None:
+        if not attachment.write(text):
+            views.write_to_stdout(text)
+
+    return BackgroundView(StreamView(write, attachment), attachment, lambda error: write(f"{error}\n"))
 
 
 class _Shown(str):
@@ -113,15 +121,21 @@ def told(error: BaseException) -> str:
     return "\n".join(error.lines) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
 
 
-class Handle:
-    """What runs in the background."""
+class BackgroundRun:
+    """What runs in the background: a handle after ``concurrent.futures.Future``.
 
-    def __init__(self, watch: Watch, view: BehindView, flag: InterruptFlag, finish: Callable[[], Results]) -> None:
-        self._watch = watch
-        self._view = view
+    ``done``, ``running``, ``cancelled``, ``result``, ``exception`` and ``cancel`` are a future's. ``wait``, ``status``
+    and ``interrupt`` are what a notebook needs beside them.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, view: BackgroundView, flag: InterruptFlag, finish: Callable[[], Results[Any]]
+    ) -> None:
+        self._supervisor = supervisor
+        self._shown = view
         self._flag = flag
         self._finish = finish
-        self._results: Results | None = None
+        self._results: Results[Any] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="nbspawn-background", daemon=True)
         self._thread.start()
@@ -131,67 +145,95 @@ class Handle:
             self._results = self._finish()
         except BaseException as error:
             self._error = error
-            self._view.failed(error)
+            self._shown.show_error(told(error))
 
-    @property
     def done(self) -> bool:
-        """Has it ended?"""
+        """Has it ended, in whichever way?"""
         return not self._thread.is_alive()
 
-    def wait(self, timeout: float | None = None) -> Results:
-        """Attend until it has ended, for at most ``timeout`` seconds: what ranks print is printed here too, and their
-        questions are put here. Returns the results or raises the one error; TimeoutError if time is out; an interrupt
-        ends the wait and not the run."""
-        end = None if timeout is None else time.monotonic() + timeout
-        try:
-            self._view.attend(lambda: self.done or (end is not None and time.monotonic() >= end))
-        except KeyboardInterrupt:
-            raise interrupted(["They run on in the background: interrupt() ends them."], "the wait was ended") from None
-        if not self.done:
-            raise TimeoutError(f"after {timeout:g} s the ranks still run; interrupt() ends them")
-        return self.results()
+    def running(self) -> bool:
+        """Does it still run?"""
+        return not self.done()
 
-    def results(self) -> Results:
-        """The results or the one error; UsageError while it runs."""
+    def cancelled(self) -> bool:
+        """Has the user stopped it?"""
+        return self.done() and isinstance(self._error, KeyboardInterrupt)
+
+    def result(self, timeout: float | None = None) -> Results[Any]:
+        """Wait until it has ended: what ranks print meanwhile is printed here too, and their questions are put here.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit.
+
+        Returns:
+            The results.
+
+        Raises:
+            TimeoutError: the ranks still run.
+            SpawnError: the one error of the run, as ``nbspawn.spawn`` raises it.
+            KeyboardInterrupt: the user has stopped the run, or has ended this wait, and not the run.
+        """
+        self._attend(timeout)
         if self._error is not None:
             raise self._error
-        if self._results is None:
-            raise UsageError("the ranks still run: wait() waits for them, status() says what they do")
+        assert self._results is not None
         return self._results
+
+    wait = result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as ``result`` does; returns the error that it would raise, None if the run has ended well."""
+        self._attend(timeout)
+        return self._error
+
+    def cancel(self) -> bool:
+        """Stop the ranks: KeyboardInterrupt in each of them; a second time, SIGKILL. Returns at once; False if the run
+        had ended."""
+        if self.done():
+            return False
+        self._flag.press()
+        return True
+
+    interrupt = cancel
+
+    def _attend(self, timeout: float | None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._shown.attachment.attend(lambda: self.done() or (end is not None and time.monotonic() >= end))
+        except KeyboardInterrupt:
+            raise interrupted(["They run on in the background: cancel() stops them."], "the wait was ended") from None
+        if not self.done():
+            raise TimeoutError(f"after {timeout:g} s the ranks still run; cancel() stops them")
 
     @property
     def run(self) -> Run:
         """Its state now."""
-        return self._view.run
+        return self._shown.view.run
 
     def status(self) -> str:
         """The table as it is now."""
         return _Shown(text.table(self.run, time.monotonic(), source=views.source))
 
-    def interrupt(self) -> None:
-        """KeyboardInterrupt in every rank; a second time, SIGKILL. Returns at once."""
-        self._flag.press()
-
     def debug(self, ranks: Sequence[int]) -> None:
         """Stop these ranks in the debugger at their next line, and attend until no rank asks for anything any more."""
         running = [rank for rank in ranks if self.run.ranks[rank].state != "debugging"]
-        self._view.asked.append(Wish("debug", tuple(running)))
+        self._shown.attachment.asked.append(Action("debug", tuple(running)))
         asked = False
 
         def over() -> bool:
             nonlocal asked
-            asked = asked or self._watch.asking
-            return self.done or (asked and not self._watch.asking)
+            asked = asked or self._supervisor.asking
+            return self.done() or (asked and not self._supervisor.asking)
 
-        self._view.attend(over)
+        self._shown.attachment.attend(over)
 
     def end(self, seconds: float) -> bool:
         """Kill its ranks, and wait for at most so long; has it ended?"""
         self._flag.press(2)
         self._thread.join(seconds)
-        return self.done
+        return self.done()
 
     def __repr__(self) -> str:
-        if self.done:
+        if self.done():
             return f"<ended: {', '.join(f'{count} {state}' for state, count in self.run.counts.items())}>"
-        return f"<{len(self.run.ranks)} ranks in the background: wait(), status(), interrupt(), results()>"
+        return f"<{len(self.run.ranks)} ranks in the background: result(), status(), cancel(), done()>"

@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from nbspawn._engine.base import Engine
 from nbspawn._engine.interrupt_flag import InterruptFlag
@@ -16,15 +17,13 @@ from nbspawn._render import stacks
 from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import views
+from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import Turns, not_yet
-from nbspawn._session.views import View
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall
-from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error
+from nbspawn.errors import RunTimeoutError, interrupted, rank_error
 
 _log = logging.getLogger(__name__)
-
-GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, short enough to wait for
 
 _TICK = 0.5  # seconds: how late a click can be noticed
 _COLLECT = 0.25  # seconds: after a failure, for the others to tell of theirs, or of a breakpoint; then interrupted
@@ -34,41 +33,15 @@ _LONG_STALL = 30.0  # seconds after it is first said that nothing moves: then it
 _PROMPT = 1.0  # seconds in which a rank stops for the debugger, unless it is in native code
 
 
-@dataclass(frozen=True)
-class Terms:
-    """How a command is run and watched.
-
-    ``timeout`` and ``grace_period`` are seconds. When a rank fails or the time is out, the others get
-    KeyboardInterrupt, after the grace period SIGTERM, then SIGKILL. The first interrupt from the person does the
-    same, the second kills.
-    """
-
-    timeout: float | None = None
-    grace_period: float = GRACE_PERIOD
-    view: View | None = None
-    mark: str = ""
-    """To stand above all."""
-    profile: bool = False
-    """Tell how long the phases of the run took."""
-    explain: Callable[[BaseException], None] | None = None
-    """Completes an error with what the person can do."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("timeout", self.timeout), ("grace period", self.grace_period)):
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise UsageError(f"a {name} of {value} seconds makes no sense")
-
-
-class Watch:
+class Supervisor:
     """The loop."""
 
-    def __init__(self, terms: Terms, context: Engine, interrupted: InterruptFlag) -> None:
-        self._terms = terms
-        self._context = context
-        self._view = terms.view if terms.view is not None else views.make_default()
-        self._interrupted = interrupted
-        interrupted.on_press = context.wake
-        self._stop_presses = 0
+    def __init__(self, options: CommandOptions, engine: Engine, interrupts: InterruptFlag) -> None:
+        self._options = options
+        self._engine = engine
+        self._view = options.view if options.view is not None else views.make_default()
+        self._interrupts = interrupts
+        interrupts.on_press = engine.wake
         self._heeded = 0
         self._stood: list[str] = []
         self._to_break: set[int] = set()
@@ -78,7 +51,7 @@ class Watch:
         self._looked_for_stall = time.monotonic()
         self._stopped_by_person = False
         self._timed_out = False
-        self._deadline = math.inf if terms.timeout is None else time.monotonic() + terms.timeout
+        self._deadline = math.inf if options.timeout is None else time.monotonic() + options.timeout
         self._collected = math.inf
         """When the ranks that are left are interrupted, after a failure."""
         self._turns = Turns()
@@ -95,7 +68,7 @@ class Watch:
         """Show that it has begun: in the thread of the cell, which is the one where displays find it."""
         self._view.open(run)
 
-    def results(self, run: Run, afterwards: Callable[[Run], Run] = lambda run: run) -> Results:
+    def results(self, run: Run, afterwards: Callable[[Run], Run] = lambda run: run) -> Results[Any]:
         """See the run to its end, then to what has to be done ``afterwards``; the results, or the one error."""
         try:
             try:
@@ -107,8 +80,8 @@ class Watch:
                 raise
             finally:
                 run = afterwards(run)
-                run = replace(run, notes=(*run.notes, *self._context.losses()))
-            if self._terms.profile:
+                run = replace(run, notes=(*run.notes, *self._engine.losses()))
+            if self._options.timings:
                 told = " · ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items())
                 run = replace(run, notes=(*run.notes, f"Time: {told}"))
         finally:
@@ -117,21 +90,21 @@ class Watch:
 
     def _stop_unwatched(self, run: Run) -> Run:
         """As Stop does, without a word to the view."""
-        grace, presses = self._terms.grace_period, self._interrupted.count
-        self._context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
-        while not self._context.settled:
-            for event in self._context.poll(_TICK):
+        grace, presses = self._options.grace_period, self._interrupts.count
+        self._engine.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+        while not self._engine.settled:
+            for event in self._engine.poll(_TICK):
                 run = reduce(run, event, time.monotonic())
-            if self._interrupted.count > presses:
-                self._context.stop_at(kill=0.0)
+            if self._interrupts.count > presses:
+                self._engine.stop_at(kill=0.0)
         return run
 
     def until_over(self, run: Run) -> Run:
         patience = views.HOLD
-        while not self._context.settled:
+        while not self._engine.settled:
             began = time.monotonic()
             left = min(self._deadline, self._collected) - began
-            events = self._context.poll(min(patience, left) if left > 0 else patience)
+            events = self._engine.poll(min(patience, left) if left > 0 else patience)
             run = self._fold(run, events)
             self._view.show(run, events)
             held = any(isinstance(event, (Printed, DisplayData)) for event in events)
@@ -139,7 +112,7 @@ class Watch:
             self._fulfil(run)
             self._watch_standstill(run)
             run = self._decide(run)
-            asking = self._view.present and not (self._context.stopping or self._seen_enough)
+            asking = self._view.present and not (self._engine.stopping or self._seen_enough)
             request = self._turns.due(run, time.monotonic()) if asking else None
             if request is not None:
                 run = self._ask(run, request)
@@ -157,40 +130,40 @@ class Watch:
             if isinstance(event, Stopped) and event.post_mortem:
                 self._looked_at.add(event.rank)
             elif isinstance(event, Raised) and event.by_quit:
-                self._interrupted.press()
+                self._interrupts.press()
         return run
 
     def _ask(self, run: Run, request: InputRequest) -> Run:
         news, prompt = self._turns.question(request, run)
         self._view.say(news)
-        with self._interrupted.as_exception():
+        with self._interrupts.as_exception():
             reply = self._view.ask(prompt, request.password)
         if reply is None:
             return run
         if reply.kind == "interrupt":
-            self._interrupted.press()
+            self._interrupts.press()
             run = self._decide(run)  # before the rank that asked hears of it, and raises KeyboardInterrupt by itself
         now = time.monotonic()
         replies, told = self._turns.answers(request, reply, run, now, views.source)
         self._view.say(told)
         for rank, answer in replies.items():
-            self._context.send(rank, answer)
+            self._engine.send(rank, answer)
             run = answered(run, rank, now)
         return run
 
     def _fulfil(self, run: Run) -> None:
         """What the person has asked for in the view."""
         now = time.monotonic()
-        for wish in self._view.wishes():
-            if wish.what == "stop":
-                self._stop_presses += 1
-            elif wish.what == "stacks":
+        for action in self._view.actions():
+            if action.what == "stop":
+                self._interrupts.press()
+            elif action.what == "stacks":
                 self._show_stacks(run, "", fold=False)
-            elif not self._context.stopping:
-                self._to_break.update(wish.ranks)
+            elif not self._engine.stopping:
+                self._to_break.update(action.ranks)
         for rank in [rank for rank in self._to_break if run.ranks[rank].state != "debugging"]:
             self._to_break.remove(rank)
-            self._context.break_into(rank)
+            self._engine.break_into(rank)
             self._breaking[rank] = now
         if late := [rank for rank, since in self._breaking.items() if now - since >= _PROMPT]:
             for rank in late:
@@ -202,7 +175,7 @@ class Watch:
         if now - self._looked_for_stall < 1.0:
             return
         self._looked_for_stall = now
-        if self._context.stopping or self.asking or not stall(run, now, views.source):
+        if self._engine.stopping or self.asking or not stall(run, now, views.source):
             self._stalled_since, self._stall_shown = None, False
         elif self._stalled_since is None:
             self._stalled_since = now
@@ -211,39 +184,39 @@ class Watch:
             self._show_stacks(run, f", {_LONG_STALL:.0f} s of them in vain", fold=True)
 
     def _show_stacks(self, run: Run, note: str, fold: bool) -> None:
-        found = self._context.look(deep=True)
+        found = self._engine.look(deep=True)
         passed = duration(time.monotonic() - run.started)
         self._view.show_stacks(f"Where the ranks stand after {passed}{note}", found, fold)
 
     def _decide(self, run: Run) -> Run:
         """Who has to be stopped now. What stood still until then is noted, and stays."""
-        was_stopping, now = self._context.stopping, time.monotonic()
+        was_stopping, now = self._engine.stopping, time.monotonic()
         self._stop_who_must(run)
-        if self._context.stopping and not was_stopping and (why := stall(run, now, views.source)):
+        if self._engine.stopping and not was_stopping and (why := stall(run, now, views.source)):
             return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
         return run
 
     def _stop_who_must(self, run: Run) -> None:
-        context, grace, now = self._context, self._terms.grace_period, time.monotonic()
-        presses = self._interrupted.count + self._stop_presses
+        engine, grace, now = self._engine, self._options.grace_period, time.monotonic()
+        presses = self._interrupts.count
         if presses > self._heeded:
-            again = self._heeded > 0 or context.stopping
+            again = self._heeded > 0 or engine.stopping
             self._heeded = presses
-            self._stopped_by_person = self._stopped_by_person or not context.failures
+            self._stopped_by_person = self._stopped_by_person or not engine.failures
             if again or presses > 1:
                 stood = self._stacks(run, deep=False)
                 self._stood = stood and ["When they were killed:", *stood]
-                context.stop_at(kill=0.0)
+                engine.stop_at(kill=0.0)
             else:
-                context.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
-        elif context.stopping:
+                engine.stop_at(interrupt=0.0, term=grace, kill=grace + _KILL_AFTER)
+        elif engine.stopping:
             return
-        elif context.failures and (self._seen_enough or not self.asking):
+        elif engine.failures and (self._seen_enough or not self.asking):
             # No appointment until then: a rank that comes to its breakpoint meanwhile may be debugged.
             collect = min(_COLLECT, grace)
             self._collected = min(self._collected, now + collect)
             if now >= self._collected:
-                context.stop_at(interrupt=0.0, term=grace - collect, kill=grace - collect + _KILL_AFTER)
+                engine.stop_at(interrupt=0.0, term=grace - collect, kill=grace - collect + _KILL_AFTER)
         else:
             self._collected = math.inf
             if now >= self._deadline:
@@ -251,34 +224,34 @@ class Watch:
                 self._stood = self._stacks(run, deep=True)
                 # However short the grace period, ranks get the moment that they need to say where they stand.
                 term = max(grace, _ANSWER)
-                context.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
+                engine.stop_at(interrupt=0.0, term=term, kill=term + _KILL_AFTER)
 
     @property
     def _seen_enough(self) -> bool:
         """Has the person left a rank's post-mortem? That ends those of its peers."""
-        return any(failure.rank in self._looked_at for failure in self._context.failures)
+        return any(failure.rank in self._looked_at for failure in self._engine.failures)
 
     def _stacks(self, run: Run, deep: bool) -> list[str]:
         now = time.monotonic()
-        return stacks.text(self._context.look(deep), run, now, views.source)
+        return stacks.text(self._engine.look(deep), run, now, views.source)
 
-    def conclude(self, run: Run) -> Results:
+    def conclude(self, run: Run) -> Results[Any]:
         """The results, or the one error."""
         try:
             return self._concluded(run)
         except BaseException as error:
-            if self._terms.explain is not None:
-                self._terms.explain(error)
+            if self._options.explain is not None:
+                self._options.explain(error)
             raise
 
-    def _concluded(self, run: Run) -> Results:
-        context = self._context
+    def _concluded(self, run: Run) -> Results[Any]:
+        engine = self._engine
         logs = f"Full logs: {run.log_dir}" if os.path.isdir(run.log_dir) else f"The logs in {run.log_dir} were deleted."
         if self._stopped_by_person:
-            raise interrupted([*context.stacks(), *self._stood])
+            raise interrupted([*engine.stacks(), *self._stood])
         if self._timed_out:
-            told = f"the timeout of {self._terms.timeout:g} s is over."
+            told = f"the timeout of {self._options.timeout:g} s is over."
             raise RunTimeoutError("\n".join([told, *self._stood, logs]))
-        if context.failures:
-            raise rank_error(context.failures, len(run.ranks), [*context.stacks("stopped"), logs])
-        return context.results()
+        if engine.failures:
+            raise rank_error(engine.failures, len(run.ranks), [*engine.stacks("stopped"), logs])
+        return engine.results()

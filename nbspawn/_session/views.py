@@ -7,23 +7,26 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from nbspawn._protocol.messages import Event, Frame, InputReply, Printed
+from nbspawn._protocol.frames import Frame, Stack
+from nbspawn._protocol.messages import Event, InputReply, Printed
 from nbspawn._render import stacks
-from nbspawn._render.stacks import Stack
 from nbspawn._render.stream import MergedStream
-from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
+
+if TYPE_CHECKING:
+    from nbspawn._session.background import BackgroundView
 
 AT_ONCE = 0.05  # seconds: what is over sooner needs no live view
 HOLD = 0.1  # seconds for which a view may keep what came, to show it together with what comes from other ranks
-HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt releases it at once
+HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt flushes it at once
 
 
-class Wish(NamedTuple):
-    """``what`` is 'stop', 'stacks' (show where the ranks stand) or 'debug' (stop ``ranks`` in the debugger)."""
+class Action(NamedTuple):
+    """What the user asks for: ``what`` is 'stop', 'stacks' (show where the ranks stand) or 'debug' (stop ``ranks`` in
+    the debugger)."""
 
     what: str
     ranks: tuple[int, ...] = ()
@@ -36,8 +39,12 @@ class View(Protocol):
     def present(self) -> bool:
         """Is somebody there to be asked?"""
 
-    def wishes(self) -> Sequence[Wish]:
-        """What the person has asked for in the view since the last call."""
+    @property
+    def run(self) -> Run:
+        """The state that was shown last."""
+
+    def actions(self) -> Sequence[Action]:
+        """What the user has asked for in the view since the last call."""
 
     def open(self, run: Run) -> None:
         """The ranks have been asked for."""
@@ -108,42 +115,142 @@ def _fates(run: Run) -> list[str]:
     return ["running" if rank.state == "waiting" else rank.state for rank in run.ranks]
 
 
-class StreamView:
-    """What the ranks print, marked with their ranks, on ``sys.stdout``; nothing else."""
+class Prompter(Protocol):
+    """Puts questions to the user."""
 
-    budget = sys.maxsize
-    """Bytes of output that are passed on; a terminal or a pipe takes all."""
+    @property
+    def present(self) -> bool:
+        """Is somebody there to be asked?"""
+
+    def ask(self, prompt: str, password: bool) -> InputReply | None:
+        """Wait for the answer; None if they left without one."""
+
+    def actions(self) -> Sequence[Action]:
+        """What the user has asked for, elsewhere than in the view, since the last call."""
+
+
+class Foreground:
+    """The user waits for the cell, or for the script."""
 
     present = True
 
-    def wishes(self) -> Sequence[Wish]:
-        """There is nothing to press."""
+    def ask(self, prompt: str, password: bool) -> InputReply:
+        """On this process's own stdin."""
+        return answer(prompt, password)
+
+    def actions(self) -> Sequence[Action]:
+        """There is no other place."""
         return ()
+
+
+def write_to_stdout(text: str) -> None:
+    """To ``sys.stdout``, whatever that is at the time."""
+    print(text, end="", flush=True)
+
+
+class RankLines:
+    """What the ranks print, marked with their ranks, as one text that goes to ``write``.
+
+    Lines are buffered for a moment: one that all ranks print comes from each of them at its own time, and is written
+    once. ``budget`` is in bytes (a terminal or a pipe takes all), ``only`` the ranks whose lines are written (None:
+    all).
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], budget: int = sys.maxsize, only: Collection[int] | None = None
+    ) -> None:
+        self._write = write
+        self._budget = budget
+        self._only = only
+        self._buffered: list[Printed] = []
+        self._since = 0.0
+        self.debugging = False
+        """Ranks make steps together, and show the same much later than when they run."""
+
+    def open(self, run: Run) -> None:
+        """The ranks have been asked for."""
+        self._stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self._budget)
+
+    def add(self, printed: Iterable[Printed]) -> None:
+        """Buffer these lines."""
+        shown = [one for one in printed if self._only is None or one.rank in self._only]
+        if shown and not self._buffered:
+            self._since = time.monotonic()
+        self._buffered += shown
+
+    def flush(self, if_due: bool = False) -> None:
+        """Write what is buffered: all, or if it has been for long enough."""
+        after = (HOLD_STEPS if self.debugging else HOLD) if if_due else 0.0
+        if self._buffered and time.monotonic() - self._since >= after:
+            buffered, self._buffered = self._buffered, []
+            self._put(self._stream.feed(buffered, blocks=self.debugging))
+
+    def flush_rank(self, rank: int) -> None:
+        """Write what is buffered of this rank, and before that in others: something that is no text comes next in
+        it."""
+        if any(printed.rank == rank for printed in self._buffered):
+            text, self._buffered = self._stream.feed_up_to(rank, self._buffered, blocks=self.debugging)
+            self._put(text)
+
+    def write_now(self, rank: int, lines: Sequence[str]) -> None:
+        """Lines of a rank that need no company."""
+        if self._only is None or rank in self._only:
+            self._put(self._stream.feed([Printed(rank, tuple(lines), "")]))
+
+    def say(self, text: str) -> None:
+        """Something for the user, as lines of its own; '' is nothing."""
+        self.flush()
+        self._put(text and f"{text}\n")
+
+    def finish(self, run: Run) -> bool:
+        """All is over: write the rest. True if less was written than the ranks have printed."""
+        self.flush()
+        self._put(self._stream.finish(failed_ranks(run)))
+        return self._stream.over_budget or self._only is not None
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._write(text)
+
+
+class StreamView:
+    """What the ranks print, marked with their ranks; nothing else."""
+
+    run: Run
+
+    def __init__(self, write: Callable[[str], None] = write_to_stdout, prompter: Prompter | None = None) -> None:
+        self._lines = RankLines(write)
+        self._prompter = prompter or Foreground()
+
+    @property
+    def present(self) -> bool:
+        """Is somebody there to be asked?"""
+        return self._prompter.present
+
+    def actions(self) -> Sequence[Action]:
+        """There is nothing to press."""
+        return self._prompter.actions()
 
     def open(self, run: Run) -> None:
         """Nothing is shown before a rank prints."""
         self.run = run
-        self.stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self.budget)
-        self.profile = Profile(run.cell)
-        self._held: list[Printed] = []
-        self._held_since = 0.0
+        self._lines.open(run)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Pass on what was printed."""
         self.run = run
-        self.profile.add(events)
-        self.hold([event for event in events if isinstance(event, Printed)])
-        self.release(if_due=True)
+        self._lines.debugging = "debugging" in run.counts
+        self._lines.add(event for event in events if isinstance(event, Printed))
+        self._lines.flush(if_due=True)
 
-    def say(self, news: str) -> None:
-        """As a line of its own."""
-        self.release()
-        self.write(news and f"{news}\n")
+    def say(self, text: str) -> None:
+        """As lines of its own."""
+        self._lines.say(text)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """Ask on this process's own stdin."""
-        self.release()
-        return answer(prompt, password)
+        """Below what was printed."""
+        self._lines.flush()
+        return self._prompter.ask(prompt, password)
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
         """As text."""
@@ -151,37 +258,8 @@ class StreamView:
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""
-        self.release()
-        self.write(self.stream.finish(failed_ranks(run)))
-        return self.stream.over_budget
-
-    def hold(self, printed: Sequence[Printed]) -> None:
-        """Keep lines for a moment: a line that all ranks print comes from each of them at its own time, and is to be
-        shown once."""
-        if printed and not self._held:
-            self._held_since = time.monotonic()
-        self._held += printed
-
-    def release_of(self, rank: int) -> None:
-        """Write what is held of this rank, and before that in others: something that is no text comes next in it."""
-        if any(printed.rank == rank for printed in self._held):
-            text, self._held = self.stream.feed_up_to(rank, self._held, blocks="debugging" in self.run.counts)
-            self.write(text)
-
-    def release(self, if_due: bool = False) -> None:
-        """Write what is held: all, or if it has been held for long enough."""
-        if not self._held:
-            return
-        debugging = "debugging" in self.run.counts
-        after = (HOLD_STEPS if debugging else HOLD) if if_due else 0.0
-        if time.monotonic() - self._held_since >= after:
-            held, self._held = self._held, []
-            self.write(self.stream.feed(held, blocks=debugging))
-
-    def write(self, output: str) -> None:
-        """To ``sys.stdout``, whatever that is at the time."""
-        if output:
-            print(output, end="", flush=True)
+        self.run = run
+        return self._lines.finish(run)
 
 
 def answer(prompt: str, password: bool) -> InputReply:
@@ -204,3 +282,6 @@ colors: Callable[[], str] = str
 
 make_default: Callable[[], View] = StreamView
 """Makes the view of a run that names none; the notebook extension puts its own here."""
+
+make_background: Callable[[], BackgroundView] | None = None
+"""The same for a run in the background; None: as for scripts (background.py)."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nbspawn._protocol.messages import Event, Frame, Position, Sampled
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.messages import Event, Sampled
 
 
 @dataclass

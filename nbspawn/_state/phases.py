@@ -1,4 +1,4 @@
-"""How long the parts of a run took, each until the last rank had done with it: what ``--profile`` tells."""
+"""How long the parts of a run took, each until the last rank had done with it: what ``--timings`` tells."""
 
 from __future__ import annotations
 

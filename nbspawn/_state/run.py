@@ -15,15 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
     Exited,
-    Frame,
     InputRequest,
     Leaving,
     Listening,
     Measured,
-    Position,
     Printed,
     Raised,
     Resumed,
@@ -109,7 +108,7 @@ class Run:
     """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
     ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
     calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
-    been there before it (not ``fresh``). ``mark`` is to stand above all. ``packed`` is when all was
+    been there before it (not ``newly_started``). ``banner`` is to stand above all. ``packed`` is when all was
     there that the ranks need to start."""
 
     ranks: tuple[RankStatus, ...]
@@ -123,8 +122,8 @@ class Run:
     source: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     kept: bool = False
-    fresh: bool = True
-    mark: str = ""
+    newly_started: bool = True
+    banner: str = ""
     packed: float = 0.0
 
     @staticmethod
@@ -149,7 +148,7 @@ class Run:
         if asked is not None:
             states: tuple[State, State] = ("idle", "running")
             ranks = tuple(RankStatus(rank.rank, rank.since, state=states[rank.rank in asked]) for rank in ranks)
-        return replace(self, ranks=ranks, kept=True, fresh=asked is None)
+        return replace(self, ranks=ranks, kept=True, newly_started=asked is None)
 
     def text(self, frame: Frame, elsewhere: Source) -> str:
         """The text of a line, of this cell or ``elsewhere``."""
@@ -163,10 +162,10 @@ class Run:
         return all(rank.ended is not None or (self.kept and rank.state in FINAL) for rank in self.ranks)
 
     @property
-    def uneventful(self) -> bool:
+    def quiet_success(self) -> bool:
         """Have ranks that were there before run it to a good end? Then what they print and their values say it all."""
         well = all(rank.state in ("done", "idle") and not rank.stop for rank in self.ranks)
-        return well and not self.fresh and not self.notes
+        return well and not self.newly_started and not self.notes
 
     @property
     def phases(self) -> dict[str, float]:

@@ -379,7 +379,7 @@ class Campaign:
         if step.mode == "background":
             kernel.execute("handle.interrupt(); handle.interrupt()", timeout=_HANGS)
             self._until(
-                lambda: kernel.execute("handle.done", timeout=_HANGS).result == "True", lambda: "the handle is done"
+                lambda: kernel.execute("handle.done()", timeout=_HANGS).result == "True", lambda: "the handle is done"
             )
         after = "done-" + step.token
         if step.mode == "kept":

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from multiprocessing import reduction
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn._rank.imports import News
-from nbspawn._rank.process import Interrupts
-from nbspawn._rank.settings import Settings
+from nbspawn._protocol.settings import Settings
 
 MARK = "NBSPAWN_RUN"
 """The environment variable of the run's processes: its directory, behind those of the runs that it runs in."""
+
 
 LIFELINE = "lifeline"
 """The name of the FIFO in the run's directory that its ranks hold open."""
@@ -69,19 +65,6 @@ class RunFiles:
         return self.private / f"threads-{rank}"
 
 
-class SentFd:
-    """A file descriptor as an argument of a process that is being started; multiprocessing duplicates it on the way."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __getstate__(self) -> Any:
-        return reduction.DupFd(self.fd)
-
-    def __setstate__(self, sent: Any) -> None:
-        self.fd = sent.detach()
-
-
 @dataclass(frozen=True)
 class Launch:
     """One run's settings, the same object for every rank (torch passes the same ``args`` to all)."""
@@ -103,7 +86,7 @@ class Launch:
     settings: Settings
     """The notebook's."""
     command: RunFunction | RunCell
-    """What to run. It comes along at the start, so that ranks run whether or not the kernel listens by then."""
+    """What to run first. It comes along, so that ranks run whether or not the kernel listens by then."""
     seed: int | None = None
     """Repeat the random numbers of a run; None: other numbers in each run."""
     keep: bool = False
@@ -112,43 +95,5 @@ class Launch:
     """Somebody may look at one rank for long while the others wait for it."""
     debugpy: bool = False
     """Listen for a debugger on a loopback port."""
-    inherited: Any = None
-    """Under fork: the job itself, which the rank has by inheritance."""
     foreign: tuple[tuple[int, int], ...] = ()
     """Under fork: the kernel's own sockets, as (descriptor, inode)."""
-    payload: tuple[SentFd, ...] = ()
-    """Else: the packed job."""
-    beside: tuple[Any, ...] = ()
-    """And what can travel only as an argument of a process that is being started (payload.Packed.beside)."""
-
-
-@dataclass
-class RankInfo:
-    """Which rank this process is, its run, and what it runs now. ``ordinal`` is the rank's number to the program, the
-    same but for torch_xla, which gives its own on a TPU (_rank/xla.py). ``names`` are what IPython calls the notebook's
-    cells, by file name; ``imported`` tells what the rank imports; ``regrouped`` is the number of the last ``Regroup``,
-    ``ungrouped`` what it failed with.
-    Who has something to do when a further command begins, when it has ended, or some times a second meanwhile (in
-    another thread, which passes whether the rank seems to wait), adds it to the lists."""
-
-    rank: int
-    launch: Launch
-    interrupts: Interrupts
-    command: RunFunction | RunCell
-    ordinal: int = -1
-    names: dict[str, str] = field(default_factory=dict)
-    imported: News = field(default_factory=News)
-    regrouped: int = 0
-    ungrouped: Exception | None = None
-    on_begin: list[Callable[[], None]] = field(default_factory=list)
-    on_end: list[Callable[[], None]] = field(default_factory=list)
-    on_look: list[Callable[[bool], object]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ordinal = self.rank
-        self.begin(self.command)
-
-    def begin(self, command: RunFunction | RunCell) -> None:
-        """It runs this now."""
-        self.command = command
-        self.names.update(command.names)

@@ -1,0 +1,96 @@
+"""A run in the background under the cell that started it, wherever the kernel is meanwhile.
+
+Front ends put what is printed or displayed under the cell that runs at that time, or drop it. Only updates of displays
+that are there already find their place in all of them, so every place is made while the cell still runs: the table, the
+controls, the text, the displays, the error, in this order.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from nbspawn._notebook.console import ConsoleView
+from nbspawn._notebook.view import NotebookView
+from nbspawn._session import views
+from nbspawn._session.background import Attachment, BackgroundView
+
+PLACES = 12
+"""Displays of ranks that are shown at the same time; a newer one takes the place of the oldest."""
+
+_LINES = 200  # of what was printed last
+_BYTES = 16_000
+_REDRAW = 0.2  # seconds between two updates of the text: each sends all of it again
+
+
+class TextDisplay:
+    """A display that holds the last of a text; ``publish`` is the shell's display publisher."""
+
+    def __init__(self, publish: Callable[..., None]) -> None:
+        self.cut = False
+        """Has something been dropped?"""
+        self.log_dir = ""
+        """Where all of it is."""
+        self._publish = publish
+        self._id = f"nbspawn-{uuid.uuid4().hex}"
+        self._lines: deque[str] = deque()
+        self._bytes = 0
+        self._changed = False
+        self._drawn_at = 0.0
+
+    def open(self) -> None:
+        """Make the display; nothing is in it."""
+        self._draw("", update=False)
+
+    def write(self, text: str) -> None:
+        """Keep the last lines."""
+        for line in text.splitlines(keepends=True):
+            self._lines.append(line)
+            self._bytes += len(line)
+            self._changed = True
+            while len(self._lines) > _LINES or (self._bytes > _BYTES and len(self._lines) > 1):
+                self._bytes -= len(self._lines.popleft())
+                self.cut = True
+
+    def refresh(self, if_due: bool = False) -> None:
+        """Show what is new: now, or if it is time."""
+        if self._changed and not (if_due and time.monotonic() - self._drawn_at < _REDRAW):
+            self._changed, self._drawn_at = False, time.monotonic()
+            head = f"… earlier lines are in {self.log_dir}\n" if self.cut else ""
+            self._draw(head + "".join(self._lines), update=True)
+
+    def replace(self, text: str) -> None:
+        """Show this alone."""
+        self._draw(text, update=True)
+
+    def _draw(self, text: str, update: bool) -> None:
+        data = {"text/plain": text} if text else {}
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+
+
+def notebook_view(
+    shell: Any, kind: str, profile: bool, controls: bool, only: Collection[int] | None = None
+) -> BackgroundView:
+    """Under the cell."""
+    attachment = Attachment(replay=True)
+    publish = shell.display_pub.publish
+    text, error = TextDisplay(publish), TextDisplay(publish)
+    view = NotebookView(
+        shell, kind, profile, controls, only, prompter=attachment, text=text, error=error, places=PLACES
+    )
+    return BackgroundView(view, attachment, error.replace)
+
+
+def console_view(table: bool, profile: bool, only: Collection[int] | None = None) -> BackgroundView:
+    """In a terminal: lines that come while the user types, and the table at the end."""
+    attachment = Attachment(replay=False)
+
+    def write(text: str) -> None:
+        if not attachment.write(text):
+            views.write_to_stdout(text)
+
+    view = ConsoleView(live=False, table=table, profile=profile, only=only, prompter=attachment, write=write)
+    return BackgroundView(view, attachment, lambda error: write(f"{error}\n"))

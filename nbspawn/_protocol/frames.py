@@ -1,0 +1,56 @@
+"""Where a rank is: the calls of its main thread, and of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Frame(NamedTuple):
+    """A call of the person's own code: the file's name (IPython's, for a cell), the 1-based line that it is on, and the
+    function's name ('<module>' for a cell's own lines)."""
+
+    file: str
+    line: int
+    name: str
+
+
+class Position(NamedTuple):
+    """Where a rank's main thread is: in these ``frames``, outermost first, and below the last of them in the library
+    function ``call`` ('' if there is none written in Python). ``collective``: does that wait for other ranks?"""
+
+    frames: tuple[Frame, ...] = ()
+    call: str = ""
+    collective: bool = False
+
+
+Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
+"""Other threads of a rank: their names and their stacks."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One rank's: ``frames`` of its main thread, outermost first, from the person's on; none if it did not answer.
+    ``threads`` are its other threads that run Python, by name. A frame of native code has line 0, and its library for a
+    file."""
+
+    frames: tuple[Frame, ...] = ()
+    threads: Threads = ()
+
+
+_RUNNERS = (
+    (os.path.join("nbspawn", "_rank", "main.py"), None),
+    (os.path.join("IPython", "core", "interactiveshell.py"), "run_code"),
+)
+
+
+def users_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Of a stack, innermost frame first, that part which the person's cell or function has called; outermost first."""
+    found: list[Frame] = []
+    for frame in frames:
+        if any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS):
+            break
+        found.append(frame)
+    return tuple(reversed(found))

@@ -1,0 +1,14 @@
+"""The signals by which the kernel asks a rank for something, beside those that end it.
+
+Real-time signals collide with no program's own use of SIGUSR1 or SIGUSR2. macOS has none.
+"""
+
+from __future__ import annotations
+
+import signal
+
+STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Write the main thread's stack (_rank/stacks.py)."""
+
+BREAK = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""Stop in the debugger (_rank/debugger.py)."""
