@@ -1,8 +1,8 @@
 """torchrun for notebooks: ``%%spawn 4`` runs a cell on four ranks.
 
-``%load_ext nbspawn`` gives the magic; ``nbspawn.spawn`` and ``nbspawn.start_processes`` are torch.multiprocessing's
-functions for code, ``nbspawn.Session`` has ranks that stay. Importing this package imports neither
-torch nor IPython: names are loaded when they are used.
+``%load_ext nbspawn`` registers the magics; ``nbspawn.spawn`` and ``nbspawn.start_processes`` are the functions of
+torch.multiprocessing, ``nbspawn.Session`` keeps ranks alive. Importing this package imports neither torch nor IPython:
+names are loaded at their first use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'nbspawn' has no attribute {name!r}")
     from nbspawn._engine import interrupt_flag
 
-    with interrupt_flag.held():
+    with interrupt_flag.deferred():
         module = importlib.import_module(_HOME[name])
     value = globals()[name] = getattr(module, name)
     return value

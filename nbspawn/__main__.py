@@ -1,7 +1,6 @@
-"""``python -m nbspawn``: what this machine allows, as plain text that fits into a bug report.
+"""``python -m nbspawn``: what works on this machine, as plain text for a bug report.
 
-Answers are found by trying where that is cheap: two ranks are really started through each start method. CUDA is asked
-in a process of its own.
+What is cheap is tested: two ranks are started with each start method. CUDA is initialised in a separate process.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Row = tuple[str, str]
 
 
 def report(every_method: bool = False) -> str:
-    """The whole report. ``every_method`` also starts ranks with spawn, which takes some seconds."""
+    """The complete report. ``every_method`` also starts ranks with spawn, which takes some seconds."""
     sections = {
         "Versions": versions(),
         "Machine": machine(),
@@ -46,7 +45,7 @@ def report(every_method: bool = False) -> str:
 
 
 def versions() -> list[Row]:
-    """What is installed, and beside what."""
+    """The versions of nbspawn and of the packages that it uses."""
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
@@ -60,7 +59,7 @@ def versions() -> list[Row]:
 
 
 def machine() -> list[Row]:
-    """What ranks have to share, and what the system lets nbspawn do."""
+    """The resources that ranks share, and the system's features that nbspawn uses."""
     from nbspawn._engine.launch import cores
 
     return [
@@ -69,13 +68,13 @@ def machine() -> list[Row]:
         ("/dev/shm", _shared_memory()),
         *((name, f"at most {resource.getrlimit(kind)[0]} (-1: no limit)") for name, kind in _LIMITS),
         ("own host name", _host_name()),
-        ("memfd", "yes" if hasattr(os, "memfd_create") else "no: variables travel in a temporary file"),
+        ("memfd", "yes" if hasattr(os, "memfd_create") else "no: variables are sent in a temporary file"),
         ("lifeline", "F_SETSIG" if hasattr(signal, "SIGRTMIN") else "a thread in each rank"),
     ]
 
 
 def start_methods(every_method: bool) -> list[Row]:
-    """Whether ranks can be started in each way, and how long two of them take, from the call to the results."""
+    """Whether each start method works, and how long two ranks take from the call to the results."""
     from nbspawn._engine.fork_safety import unsafe_to_fork
     from nbspawn._engine.forkserver import server
 
@@ -92,11 +91,11 @@ def start_methods(every_method: bool) -> list[Row]:
 
 
 def _preloaded() -> list[Row]:
-    """What the fork server imports in notebooks of this environment, beside torch, and what it does not."""
+    """What the fork server imports in notebooks of this environment in addition to torch, and what it refuses."""
     from nbspawn._engine import learned
     from nbspawn._engine.forkserver import memory_limit, server
 
-    server.learned.recall()
+    server.learned.load()
     found = server.learned
     refused = "; ".join(f"{name}: {why}" for name, why in found.refused.items())
     return [
@@ -110,22 +109,22 @@ def _preloaded() -> list[Row]:
 
 
 def devices() -> list[Row]:
-    """The GPUs and TPUs that ranks would see. CUDA is initialised in a child alone: here it would make fork unsafe."""
+    """The GPUs and TPUs that ranks would see. CUDA is initialised only in a child: here it would make fork unsafe."""
     from nbspawn._engine import tpu
     from nbspawn._engine.devices import gpus
 
     found = gpus()
     rows = [("GPUs", str(found)), ("TPU chips", str(tpu.chips()))]
     if found:
-        asked = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=_WAIT)
-        told = asked.stdout.splitlines() or asked.stderr.splitlines()[-1:]
-        rows += [(f"cuda:{number}", name) for number, name in enumerate(told)]
+        child = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=_WAIT)
+        names = child.stdout.splitlines() or child.stderr.splitlines()[-1:]
+        rows += [(f"cuda:{number}", name) for number, name in enumerate(names)]
     return rows
 
 
 def _table(rows: list[Row]) -> str:
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {told}" for name, told in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
 def _version(package: str) -> str:
@@ -180,7 +179,7 @@ def _tried(action: Callable[[], object]) -> str:
 
 def main() -> None:
     """Print the report."""
-    parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What this machine allows nbspawn to do.")
+    parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What works on this machine.")
     parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
     print(report(parser.parse_args().all))
 

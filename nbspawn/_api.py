@@ -1,4 +1,4 @@
-"""The functions: torch.multiprocessing's ``spawn`` and ``start_processes``, with everything that a notebook needs."""
+"""torch.multiprocessing's ``spawn`` and ``start_processes``, with everything that a notebook needs."""
 
 from __future__ import annotations
 
@@ -108,38 +108,45 @@ def spawn(
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
 
     Args:
-        fn: any function; one that is defined in a cell or in ``__main__`` travels by value, with what it uses.
-        args: its arguments after the rank. multiprocessing's queues, locks and events and shared tensors may be among
-            them.
-        nprocs: how many ranks, or 'gpu', 'cpu', 'xla', 'tpu' or 'auto': one a device of that kind.
-        join: wait, show what the ranks print, and return their Results; else return a context at once. Then nobody
-            watches the ranks: timeout, grace_period, view, pdb and debugpy are refused.
+        fn: any function. A function that is defined in a cell or in ``__main__`` is pickled by value, with all that it
+            uses.
+        args: the arguments of ``fn`` after the rank. They may contain shared tensors and multiprocessing's queues,
+            locks and events.
+        nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
+        join: True: wait, show what the ranks print, and return their results. False: return a context at once. Then the
+            ranks are not supervised, and ``timeout``, ``grace_period``, ``view``, ``pdb`` and ``debugpy`` are refused.
         daemon: as in multiprocessing.
-        start_method: 'auto', 'fork', 'forkserver' or 'spawn' (auto: the fork server if what is used can travel).
+        start_method: 'auto', 'fork', 'forkserver' or 'spawn' (auto: the fork server if everything that ``fn`` uses can
+            be pickled).
         backend: make and destroy a process group around ``fn``: 'gloo', 'nccl', 'xla' (torch_xla), 'tpu_dist'
-            (torch_tpu), or 'auto' for the one that fits.
-        env: environment variables for the ranks, beside the kernel's.
-        devices: the CUDA devices that the ranks may see.
-        threads: intra-op threads a rank; default OMP_NUM_THREADS, else the cores shared out.
-        seed: repeat a run's random numbers: rank r begins with ``seed`` + r for ``random``, numpy and torch; default:
-            fresh ones in every rank and every run.
-        timeout: seconds; afterwards RunTimeoutError says where every rank stood.
-        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped; default 3.
-        log_dir: where each rank's whole output goes, and stays.
-        pdb: open the debugger in a rank that raises, at the line that raised; its peers wait meanwhile.
-        debugpy: have each rank listen for a debugger (VS Code's) on a loopback port of its own.
+            (torch_tpu), or 'auto' for the one that fits; None: no process group.
+        env: environment variables of the ranks, in addition to the kernel's.
+        devices: the numbers of the CUDA devices that the ranks may see; None: all.
+        threads: intra-op threads per rank; None: OMP_NUM_THREADS, else the number of cores divided by ``nprocs``.
+        seed: rank r seeds ``random``, numpy and torch with ``seed`` + r; None: with a different seed in every rank and
+            every run.
+        timeout: seconds until the ranks are stopped, with a RunTimeoutError; None: no limit.
+        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks are stopped; None: 3.
+        log_dir: the directory for the logs, one per rank with its whole output, which are kept; None: a private
+            directory.
+        pdb: open the debugger in a rank that raises, at the line that raised; the other ranks wait meanwhile.
+        debugpy: each rank listens for a debugger (VS Code's) on a loopback port of its own.
         show_locals: show the variables of the frame that raised, in the error.
-        view: how the run is shown; default: as the notebook does, else marked lines on ``sys.stdout``.
+        view: how the run is shown; None: the notebook's default view, or in a script lines marked with their ranks on
+            ``sys.stdout``.
 
     Returns:
-        ``Results``, a sequence by rank of what ``fn`` returned; with ``join=False`` a ``LocalContext``, which is a
-        torch ``ProcessContext`` with ``interrupt()``, ``terminate(grace_period)`` and ``results()`` beside it.
+        ``Results``, a sequence by rank of what ``fn`` returned. With ``join=False`` a ``LocalContext``: a torch
+        ``ProcessContext`` that also has ``interrupt()``, ``terminate(grace_period)`` and ``results()``.
 
     Raises:
-        RankRaisedError, RankExitedError: of the rank that failed first.
-        StartError, PayloadError, UsageError: nothing was started.
-        RunTimeoutError: after ``timeout`` seconds.
-        KeyboardInterrupt: the user stopped it.
+        RankRaisedError: a rank raised; the error is that of the rank that failed first.
+        RankExitedError: a rank exited with another code than 0, or was killed, and failed first.
+        StartError: the ranks could not be started.
+        PayloadError: ``fn``, or something that it uses, cannot be pickled; or a result cannot, when it is accessed.
+        UsageError: an argument is invalid; no rank was started.
+        RunTimeoutError: ``timeout`` seconds have passed; it says where every rank was.
+        KeyboardInterrupt: the user has stopped the run.
     """
     if not join:
         _refuse_what_needs_a_supervisor(
@@ -177,8 +184,8 @@ def _refuse_what_needs_a_supervisor(**given: object) -> None:
     names = [name for name, value in given.items() if value is not None]
     if names:
         raise UsageError(
-            f"with join=False nobody watches the ranks, and {' and '.join(names)} would be ignored: use "
-            "context.join(timeout, grace_period), or let spawn() wait (join=True)"
+            f"with join=False {' and '.join(names)} would be ignored, because the ranks are not supervised: use "
+            "context.join(timeout, grace_period), or join=True"
         )
 
 
@@ -192,12 +199,28 @@ def start_processes(
 ) -> ProcessContext | None:
     """``torch.multiprocessing.start_processes``: the same arguments, defaults, results and errors.
 
-    With ``join`` it returns None when all ranks have ended well and raises RankRaisedError or RankExitedError
-    otherwise, which are torch's ProcessRaisedException and ProcessExitedException; its peers get SIGTERM at once.
-    Without, it returns a LocalContext to ``join``, or torch's empty one for no ranks at all.
+    A KeyboardInterrupt that a rank raises itself is an error here, because the rank has not finished. torch treats it
+    as a success, up to release 2.13.
 
-    A KeyboardInterrupt that a rank raises itself is an error: the rank has not finished. torch takes it for success up
-    to release 2.13.
+    Args:
+        fn: called as ``fn(rank, *args)`` in each rank.
+        args: the arguments of ``fn`` after the rank.
+        nprocs: the number of ranks.
+        join: wait for the ranks.
+        daemon: as in multiprocessing.
+        start_method: 'auto', 'fork', 'forkserver' or 'spawn'.
+
+    Returns:
+        None with ``join``, when all ranks have succeeded. Otherwise a ``LocalContext`` to ``join``, or torch's empty
+        context if ``nprocs`` is 0.
+
+    Raises:
+        RankRaisedError: a rank raised; also torch's ProcessRaisedException. The other ranks get SIGTERM at once.
+        RankExitedError: a rank exited with another code than 0; also torch's ProcessExitedException. The other ranks
+            get SIGTERM at once.
+        StartError: the ranks could not be started.
+        PayloadError: ``fn``, or something that it uses, cannot be pickled.
+        UsageError: an argument is invalid.
     """
     if nprocs == 0:
         return None if join else ProcessContext([], [])

@@ -1,33 +1,41 @@
-"""What the ranks returned: a sequence by rank that prints readably."""
+"""The values of the ranks: a sequence by rank, with a readable repr."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, overload
 
-from nbspawn._payload.packing import Unpackable, Value
+from nbspawn._payload.packing import UnpicklableError, Value
 from nbspawn.errors import PayloadError
 
-_SHOWN = 16  # lines; more ranks with different values than that are folded
+_SHOWN = 16  # groups of ranks with equal values; more are abbreviated
 
 
 T = TypeVar("T", covariant=True)
 
 
 class Results(Sequence[T]):
-    """``results[i]`` is what rank i's function returned, or its cell's last expression.
+    """The values of the ranks: ``results[i]`` is what the function returned in rank i, or the cell's last expression.
 
-    A sequence over the ranks that were asked, in their order: if those were not all, ``results[i]`` is the value of
-    rank ``results.ranks[i]``, and ``by_rank`` finds values by the rank's own number.
+    A sequence over the ranks that ran the command, in their order. If these are not all ranks, ``results[i]`` is the
+    value of rank ``results.ranks[i]``; ``by_rank`` maps the ranks' own numbers to values.
 
-    Raises, when a value is taken out, ``PayloadError`` for one that could not travel to the kernel (an open file, a
-    generator); its text is still shown.
+    Args:
+        values: the values, as the ranks sent them.
+        ranks: the numbers of the ranks; None: 0, 1, ...
+
+    Attributes:
+        ranks: the numbers of the ranks, in the order of the values.
+
+    Raises:
+        PayloadError: when a value is accessed that could not be pickled in its rank (an open file, a generator). Its
+            repr is still shown.
     """
 
     def __init__(self, values: Sequence[Value], ranks: Sequence[int] | None = None) -> None:
         self._values = tuple(values)
         self.ranks = tuple(range(len(values)) if ranks is None else ranks)
-        """Whose values they are."""
+        """The numbers of the ranks, in the order of the values."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -44,7 +52,7 @@ class Results(Sequence[T]):
     def _value(self, index: int) -> T:
         try:
             return self._values[index].get()  # type: ignore[no-any-return]
-        except Unpackable as stuck:
+        except UnpicklableError as stuck:
             raise PayloadError(f"the value of rank {self.ranks[index]}: {stuck}", stuck.variable) from None
 
     def __iter__(self) -> Iterator[T]:
@@ -52,11 +60,18 @@ class Results(Sequence[T]):
 
     @property
     def by_rank(self) -> dict[int, T]:
-        """The values by the ranks' own numbers."""
+        """The values by the ranks' own numbers.
+
+        Returns:
+            A dict from rank to value.
+
+        Raises:
+            PayloadError: a value could not be pickled in its rank.
+        """
         return dict(zip(self.ranks, self, strict=True))
 
     def __eq__(self, other: object) -> bool:
-        """Of the same length, with equal values; tensors and arrays are equal if all that is in them is."""
+        """Same length and equal values; tensors and arrays are equal if all their elements are."""
         if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
             return NotImplemented
         return len(self) == len(other) and all(map(_equal, self, other))
@@ -65,7 +80,7 @@ class Results(Sequence[T]):
 
     @property
     def empty(self) -> bool:
-        """Did every rank end without a value?"""
+        """Did every rank return None?"""
         return all(value.text() == "None" for value in self._values)
 
     def __repr__(self) -> str:

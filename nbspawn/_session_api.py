@@ -1,4 +1,4 @@
-"""``nbspawn.Session``: ranks that stay, as an object."""
+"""``nbspawn.Session``: kept ranks, as an object."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ T = TypeVar("T")
 
 
 class RankSubset:
-    """Some ranks of a session: ``session[2]``, ``session[1:]``, ``session[[0, 2]]``."""
+    """Some ranks of a session: ``session[2]``, ``session[1:]``, ``session[[0, 2]]``.
+
+    Attributes:
+        ranks: the numbers of these ranks.
+    """
 
     def __init__(self, pool: Pool, ranks: Sequence[int]) -> None:
         self._pool = pool
         self.ranks = tuple(ranks)
-        """Their numbers."""
+        """The numbers of these ranks."""
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -39,7 +43,7 @@ class RankSubset:
         except (IndexError, TypeError):
             ranks = []
         if not ranks:
-            raise UsageError(f"there is no rank {which!r} of {len(self)}")
+            raise UsageError(f"there is no rank {which!r}: the indices are 0 to {len(self) - 1}")
         return RankSubset(self._pool, ranks)
 
     @overload
@@ -73,21 +77,26 @@ class RankSubset:
     ) -> Any:
         """Call ``fn(rank, *args, **kwargs)`` in each of these ranks.
 
-        The function comes with the notebook's variables that it uses; names that a rank has bound itself stay its own.
-        (Arguments of its own that are called ``timeout`` or ``background`` are given by ``functools.partial``.)
+        The function is sent with the notebook's variables that it uses. Names that the rank itself has bound keep the
+        rank's values. (Use ``functools.partial`` if ``fn`` has own arguments ``timeout`` or ``background``.)
 
         Args:
-            fn: any function; one of the notebook's too.
-            timeout: seconds, instead of the session's.
-            background: return at once.
+            fn: any function; it may be defined in the notebook.
+            *args: its arguments after the rank.
+            timeout: seconds until the ranks are stopped; None: the session's timeout.
+            background: return a handle at once.
+            **kwargs: its keyword arguments.
 
         Returns:
-            What it returned, a sequence over these ranks; a ``BackgroundRun`` with ``background``.
+            ``Results``, a sequence of what ``fn`` returned in these ranks. With ``background`` a ``BackgroundRun``.
 
         Raises:
-            RankRaisedError, RankExitedError: of the rank that failed first. A rank that raised lives on.
-            RunTimeoutError: after ``timeout`` seconds. PayloadError: the function or an argument cannot travel.
-            UsageError: ``fn`` is no function, or the ranks work on something.
+            RankRaisedError: a rank raised; the error is that of the rank that failed first. The rank stays alive.
+            RankExitedError: a rank has ended, which ends the session.
+            RunTimeoutError: ``timeout`` seconds have passed.
+            PayloadError: the function or an argument cannot be pickled.
+            UsageError: ``fn`` is not a function, or the ranks are busy.
+            KeyboardInterrupt: the user has stopped the command.
         """
         if isinstance(fn, str):
             raise UsageError("run() takes a function: execute() takes source code")
@@ -100,9 +109,22 @@ class RankSubset:
     @overload
     def execute(self, code: str, *, timeout: float | None = ..., background: Literal[True]) -> BackgroundRun: ...
     def execute(self, code: str, *, timeout: float | None = None, background: bool = False) -> Any:
-        """Run source code as a cell in each of these ranks; it sees the rank's variables alone (``push`` sends some).
+        """Run source code as a cell in each of these ranks.
 
-        Args, results and errors are those of ``run``; the value of a rank is that of the last expression.
+        Args:
+            code: the source code. It uses the rank's own variables; ``push`` sends variables to the ranks.
+            timeout: seconds until the ranks are stopped; None: the session's timeout.
+            background: return a handle at once.
+
+        Returns:
+            ``Results``, a sequence of the values of the last expression. With ``background`` a ``BackgroundRun``.
+
+        Raises:
+            RankRaisedError: a rank raised; the error is that of the rank that failed first. The rank stays alive.
+            RankExitedError: a rank has ended, which ends the session.
+            RunTimeoutError: ``timeout`` seconds have passed.
+            UsageError: ``code`` is not a string, or the ranks are busy.
+            KeyboardInterrupt: the user has stopped the command.
         """
         if not isinstance(code, str):
             raise UsageError(f"execute() takes source code, got {code!r:.60}: run() takes a function")
@@ -111,12 +133,31 @@ class RankSubset:
         return self._perform(CellJob(command, {}), timeout, background)
 
     def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Bind variables in each of these ranks, to copies of these values. Raises PayloadError for one that cannot
-        travel."""
+        """Set variables in each of these ranks to copies of values.
+
+        Args:
+            variables: the values by name.
+            **more: further values by name.
+
+        Raises:
+            PayloadError: a value cannot be pickled.
+            UsageError: the ranks are busy.
+        """
         self._quietly(namespace.bind, {**(variables or {}), **more})
 
     def pull(self, name: str) -> Results[Any]:
-        """A variable of each of these ranks. Raises RankRaisedError (a NameError) where there is none."""
+        """Fetch a variable of each of these ranks.
+
+        Args:
+            name: the name of the variable.
+
+        Returns:
+            ``Results``, a sequence of its values.
+
+        Raises:
+            RankRaisedError: a rank does not have the variable (a NameError).
+            UsageError: the ranks are busy.
+        """
         return self._quietly(namespace.variable, name)
 
     def _quietly(self, fn: Callable[..., Any], *args: Any) -> Results[Any]:
@@ -127,7 +168,7 @@ class RankSubset:
 
 
 class Session(RankSubset):
-    """Ranks that stay, with their variables, until ``close``; a context manager, which starts them at its beginning.
+    """Kept ranks: they stay alive, with their variables, until ``close``. As a context manager it starts and ends them.
 
         with nbspawn.Session(4, backend="gloo") as ranks:
             ranks.run(load_model)
@@ -135,15 +176,28 @@ class Session(RankSubset):
                 print(loss)
             ranks[2].run(inspect_gradients)
 
-    Args:
-        nprocs: how many ranks, or 'gpu', 'cpu', 'xla', 'tpu' or 'auto': one a device of that kind.
-        timeout: seconds, of each command that brings no own.
-        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped.
-        idle_timeout: seconds without a command after which the ranks end; None: never.
-        view: how commands are shown; default: as the notebook does, else marked lines on ``sys.stdout``.
+    The session ends when one of its ranks ends; ``restart`` starts it again.
 
-    The other arguments are those of ``nbspawn.spawn``. A rank that ends ends the session; ``restart`` starts it again.
-    Raises UsageError for arguments that cannot be.
+    Args:
+        nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
+        start_method: as for ``nbspawn.spawn``.
+        backend: as for ``nbspawn.spawn``.
+        env: as for ``nbspawn.spawn``.
+        devices: as for ``nbspawn.spawn``.
+        threads: as for ``nbspawn.spawn``.
+        seed: as for ``nbspawn.spawn``.
+        log_dir: as for ``nbspawn.spawn``.
+        pdb: as for ``nbspawn.spawn``.
+        debugpy: as for ``nbspawn.spawn``.
+        show_locals: as for ``nbspawn.spawn``.
+        timeout: seconds until the ranks are stopped, for each command without a timeout of its own; None: no limit.
+        grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks are stopped.
+        idle_timeout: seconds without a command after which the ranks are ended; None: never.
+        view: how commands are shown; None: the notebook's default view, or in a script lines marked with their ranks
+            on ``sys.stdout``.
+
+    Raises:
+        UsageError: an argument is invalid.
     """
 
     def __init__(
@@ -186,35 +240,60 @@ class Session(RankSubset):
         super().__init__(pool, range(pool.nprocs))
 
     def start(self) -> Session:
-        """Start the ranks now, unless they live; the first command would do it as well. Returns this session."""
+        """Start the ranks now, unless they are alive. (Otherwise the first command starts them.)
+
+        Returns:
+            This session.
+
+        Raises:
+            StartError: the ranks could not be started.
+        """
         self._pool.start()
         return self
 
     def restart(self) -> None:
-        """End the ranks and start as many anew, in the same way, without any variables."""
+        """End the ranks, and start them again with the same options, without their variables.
+
+        Raises:
+            StartError: the ranks could not be started.
+        """
         self._pool.restart()
 
     def close(self) -> None:
-        """End the ranks: idle ones in good order, those that work on something in the background by force."""
+        """End the ranks. Idle ranks exit cleanly; ranks that run in the background are killed."""
         self._pool.close()
 
     @property
     def alive(self) -> bool:
-        """Do all ranks live?"""
+        """Are all ranks alive?"""
         return self._pool.alive
 
     @property
     def ended(self) -> str:
-        """Why there are no ranks any more; '' if there are, or never were any."""
+        """Why the ranks have ended; '' if they are alive, or were never started."""
         return self._pool.ended
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks' processes, by rank. Raises StartError where there are none."""
+        """The process ids, by rank.
+
+        Raises:
+            StartError: there are no ranks.
+        """
         return self._pool.pids()
 
     def log_path(self, rank: int) -> str:
-        """The file that holds all that the rank has printed. Raises StartError where there are no ranks."""
+        """The path of the log with a rank's whole output.
+
+        Args:
+            rank: the number of the rank.
+
+        Returns:
+            The path.
+
+        Raises:
+            StartError: there are no ranks.
+        """
         return self._pool.log_path(rank)
 
     def __repr__(self) -> str:

@@ -13,14 +13,13 @@ An interrupt stays ``KeyboardInterrupt``.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from nbspawn._state.run import ECHO, is_echo, ranges
+from nbspawn._state.wording import ECHO, is_echo, ranges, signal_name, with_line
 
 
 class SpawnError(Exception):
@@ -42,7 +41,7 @@ class StartError(SpawnError):
 
 
 class PayloadError(SpawnError):
-    """A variable of the cell, or a rank's value, cannot travel between processes; ``culprit`` says which, shortly."""
+    """A variable of the cell, or a rank's value, cannot travel between processes; ``culprit`` is a short name of it."""
 
     def __init__(self, message: str, culprit: str = "") -> None:
         super().__init__(message)
@@ -50,7 +49,7 @@ class PayloadError(SpawnError):
 
 
 class RunTimeoutError(SpawnError, TimeoutError):
-    """The run took longer than its ``timeout``; the message says where every rank stood."""
+    """The run took longer than its ``timeout`` in seconds; the message says where every rank stood."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,18 @@ class Failure:
     crash: str = ""
     """The Python stack of a rank that a signal ended, where there is one."""
     log_path: str = ""
+    node: int = 0
+    """The machine that the rank was on, 0 for the first."""
 
     @property
     def summary(self) -> str:
         """``what``, and the cell's line where there is one."""
-        what = ECHO if self.is_echo else self.what
-        return what if self.line is None else f"{what} (line {self.line})"
+        return with_line(ECHO if self.is_echo else self.what, self.line)
 
     @property
     def is_echo(self) -> bool:
-        """Is this only the sound of a peer's end? Such errors come from collectives whose other side has gone."""
-        return is_echo(self.what) or is_echo(self.traceback)
+        """Is this only the echo of a peer's end? Such errors come from collectives whose other side has gone."""
+        return is_echo(self.what, self.traceback)
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
@@ -90,7 +90,8 @@ def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
 
 
 class _RankError(SpawnError):
-    """What both kinds of rank errors carry beside torch's own attributes."""
+    """What both kinds of rank errors carry beside torch's own attributes: of the rank that failed first; ``others`` are
+    the failures after it."""
 
     rank: int
     pid: int
@@ -99,11 +100,11 @@ class _RankError(SpawnError):
     others: tuple[Failure, ...]
     summary: str
 
-    def describe(self, first: Failure, others: tuple[Failure, ...], world_size: int, context: Sequence[str]) -> None:
+    def describe(self, first: Failure, others: tuple[Failure, ...], summary: str, context: Sequence[str]) -> None:
         """Set the attributes that every version of torch lacks or names differently."""
-        self.rank, self.pid, self.node = first.rank, first.pid, 0
+        self.rank, self.pid, self.node = first.rank, first.pid, first.node
         self.log_path, self.others = first.log_path, others
-        self.summary = f"rank {first.rank} of {world_size}: {first.summary}"
+        self.summary = summary
         after = [*_follow(others), *context]
         detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
@@ -137,57 +138,31 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     head = f"rank {first.rank} of {world_size}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
-        told = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
-        error = RankRaisedError("\n".join(told) + "\n" + first.traceback, first.rank, first.pid)
+        lines = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
+        error = RankRaisedError("\n".join(lines) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        told = [head, *_follow(others), *context, *([first.crash] if first.crash else [])]
+        lines = [head, *_follow(others), *context, *([first.crash] if first.crash else [])]
         error = RankExitedError(
-            "\n".join(told),
+            "\n".join(lines),
             first.rank,
             first.pid,
             exit_code=first.exitcode,
             signal_name=signal_name(first.exitcode) if first.exitcode < 0 else None,
         )
-    error.describe(first, others, world_size, context)
+    error.describe(first, others, head, context)
     return error
 
 
 def _follow(others: Sequence[Failure]) -> list[str]:
-    """A line for each thing that went wrong after the first, with the ranks that say it."""
+    """A line for each thing that went wrong after the first, with the ranks that it happened to."""
     same: dict[str, list[int]] = {}
     for other in others:
         same.setdefault(other.summary, []).append(other.rank)
-    return [f"also rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {told}" for told, ranks in same.items()]
-
-
-def signal_name(exitcode: int) -> str:
-    """'SIGSEGV' for -11."""
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return f"<Unknown signal {-exitcode}>"
-
-
-def exit_text(rank: int, exitcode: int, text: str = "") -> str:
-    """torch's wording for a process that ended without raising, and what is likely behind it."""
-    if exitcode < 0:
-        name = signal_name(exitcode)
-        told = f"process {rank} terminated with signal {name}"
-        return told + _LIKELY.get(name, "")
-    if exitcode == 0:
-        return f"process {rank} terminated with exit code 0 before it had finished (os._exit, or its main thread died)"
-    return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")
-
-
-_LIKELY = {
-    "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
-    "SIGSEGV": " (a crash in native code)",
-    "SIGBUS": " (often a full /dev/shm)",
-}
+    return [f"also rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {summary}" for summary, ranks in same.items()]
 
 
 def interrupted(stood: Sequence[str], what: str = "the ranks were stopped") -> KeyboardInterrupt:
-    """The person's own interrupt, which in a notebook says where the ranks were instead of where our loop was."""
+    """The user's own interrupt, which in a notebook says where the ranks were instead of where our loop was."""
     error = KeyboardInterrupt(" ".join(stood))
     lines = [f"KeyboardInterrupt: {what}.", *stood]
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]

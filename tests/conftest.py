@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -21,8 +22,7 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 from kernels import Kernel
-
-METHODS = "fork", "forkserver", "spawn"
+from methods import METHODS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +38,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     left = [item for item in items if under[item] not in (wanted, "") and item.function in several]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Where several test sessions run at the same time (.ci/run), a test with a bound on time runs alone.
+
+    Two locks: who waits to be alone holds the door meanwhile, so that it is let in. The wait is outside of the test's
+    own time limit.
+    """
+    path = os.environ.get("NBSPAWN_TEST_LOCK")
+    if path is None:
+        return (yield)
+    alone = item.get_closest_marker("timing") is not None
+    with open(f"{path}-door", "w") as door, open(path, "w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # a process that the test has left may hold the file, too
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
-"""What a session asks of an engine, and all that it asks, whatever places the ranks: processes of this machine
-(local.py), later those of several.
+"""The complete interface between a session and an engine: ranks on this machine (local.py), later on several.
 
-Three numbers tell a rank: ``rank``, 0 to ``nprocs`` - 1, is its place in the engine's run, and in all that is told of
-it; ``node`` the machine that it is on (0 where there is one); its *ordinal* is what its program is told as RANK, the
-same but where a library numbers its processes itself (torch_xla on a TPU), and is known in the rank alone.
+A rank has three numbers. ``rank``, 0 to ``nprocs`` - 1, is its index in the engine's run, in all messages and views.
+``node`` is the machine that it is on (0 if there is one). Its *ordinal* is the value of RANK in its program: the same,
+unless a library numbers its processes itself (torch_xla on a TPU); only the rank itself knows it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from nbspawn.errors import Failure
 
 
 class Engine(Protocol):
-    """The ranks of one run, which have been started. Times are in seconds."""
+    """The ranks of one run, after their start. Times are in seconds."""
 
-    # Read-only, as properties are: a class that implements this may have attributes.
+    # Properties, because these are read-only; a class that implements this may have attributes.
     @property
     def nprocs(self) -> int:
-        """How many ranks there are, or were."""
+        """The number of ranks, alive or ended."""
 
     @property
     def cell(self) -> str | None:
-        """The running cell's file name, if a cell runs."""
+        """The file name of the running cell; None if no cell runs."""
 
     @property
     def log_dir(self) -> str:
@@ -36,7 +35,7 @@ class Engine(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Do all ranks live?"""
+        """Are all ranks alive?"""
 
     @property
     def over(self) -> bool:
@@ -44,68 +43,68 @@ class Engine(Protocol):
 
     @property
     def settled(self) -> bool:
-        """Have all ranks ended what they were given? One-shot ranks end with it, kept ranks wait for more."""
+        """Have all ranks finished the command? One-shot ranks then end, kept ranks wait for the next one."""
 
     @property
     def stopping(self) -> bool:
-        """Have ranks been asked to end, or will they be?"""
+        """Has a signal that ends ranks been sent or scheduled?"""
 
     @property
     def failures(self) -> Sequence[Failure]:
-        """Every rank that failed by itself in the current command, in the order in which that became known."""
+        """The failures of the current command that nbspawn did not cause, in the order in which they were noticed."""
 
     def node(self, rank: int) -> int:
-        """The machine that the rank is on, 0 for the first."""
+        """The number of the machine that the rank is on, from 0."""
 
     def log_path(self, rank: int) -> str:
-        """The file that holds all that the rank has printed."""
+        """The log with the rank's whole output."""
 
     def pids(self) -> list[int]:
-        """Of the ranks' processes, by rank."""
+        """The process ids, by rank."""
 
     def usage(self) -> list[Reading]:
-        """What each rank uses, as it last reported."""
+        """The last gauge reading of each rank."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What has happened, after at most ``timeout`` seconds. Never blocks for longer, never raises for a rank."""
+        """New events, after at most ``timeout`` seconds. Never blocks for longer; a rank's failure does not raise."""
 
     def wake(self) -> None:
-        """Have a ``poll`` that waits return; from any thread, or a signal handler."""
+        """Have a waiting ``poll`` return; called from any thread, or a signal handler."""
 
     def serve(self) -> None:
-        """Let the ranks meet at MASTER_PORT though nobody may ``poll`` for a while."""
+        """Serve the store at MASTER_PORT, even if ``poll`` is not called for a while."""
 
     def send(self, rank: int, command: Command) -> None:
-        """Give a rank a command; returns at once."""
+        """Send a command to a rank; returns at once."""
 
     def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
-        """Have these kept ranks, which are idle, run something more; returns at once. Failures and outcomes are those
+        """Have these kept ranks, which are idle, run a further command; returns at once. Failures and results are those
         of the new command from now on."""
 
     def regroup(self) -> bool:
-        """Have the kept ranks begin anew what they share. True if that is a group of ``--backend``. Raises OSError if
-        there is no place for it."""
+        """Have the kept ranks reset what they share. True if that includes a process group of ``--backend``, which is
+        created again. Raises OSError if there is no space for its store."""
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
-        """End the ranks by signals, so many seconds from now each; replaces what was planned before."""
+        """Schedule the signals that end the ranks, in seconds from now; replaces an earlier schedule."""
 
     def look(self, deep: bool) -> dict[int, Stack]:
-        """The stacks of the ranks that run, within half a second; ``deep`` also other threads and native code."""
+        """The stacks of the busy ranks, within half a second; ``deep``: with other threads and native code."""
 
     def break_into(self, rank: int) -> None:
-        """Have a rank stop in the debugger as soon as it can; returns at once."""
+        """Have a rank stop in the debugger as soon as possible; returns at once."""
 
     def stacks(self, ending: str = "") -> list[str]:
-        """Where the ranks stood when they were stopped, a plain sentence for each group of them."""
+        """Where the ranks were when they were stopped, a sentence for each group of ranks."""
 
     def results(self) -> Results[Any]:
-        """The ranks' values, when all have returned."""
+        """The ranks' values; called when all have returned."""
 
     def losses(self) -> list[str]:
-        """What was lost of files and helpers that the ranks need, a plain sentence each; each is given once."""
+        """Files and helper processes of the ranks that were lost, a sentence each; each is reported once."""
 
     def dismiss(self, seconds: float) -> None:
-        """Have kept ranks leave in good order, and wait for at most so long."""
+        """Have kept ranks exit cleanly, and wait for that for at most ``seconds``."""
 
     def dispose(self, keep_logs: bool = False) -> None:
-        """End whatever is left, by force, and give back every file, socket and process."""
+        """Kill all ranks that are left, and release every file, socket and process."""

@@ -21,22 +21,22 @@ _CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Hub:
-    """Accepts ranks and passes on what they say. Nothing here ever blocks: a rank that is stopped in the middle of a
+    """Accepts ranks and passes on their messages. Nothing here ever blocks: a rank that is stopped in the middle of a
     frame costs nothing but its own messages."""
 
     def __init__(self, path: Path, nprocs: int, selector: selectors.BaseSelector) -> None:
-        self.heard: Callable[[Event, int], None] | None = None
+        self.on_message: Callable[[Event, int], None] | None = None
         """Called with every message, and the number of the command that it belongs to."""
         self._selector = selector
         self._connections: dict[int, _Connection] = {}
-        self._strangers: list[_Connection] = []
+        self._unidentified: list[_Connection] = []
         self._accepted = 0
         self._waiting: dict[int, list[bytes]] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
         self._listener.bind(os.fspath(path))
         self._listener.listen(nprocs)
-        inherited.keep_from_children(self._listener.fileno())
+        inherited.close_after_fork(self._listener.fileno())
         self._listening = False
         self._listen(True)
 
@@ -54,15 +54,15 @@ class Hub:
                 self._waiting.setdefault(rank, []).append(frames[id(command)])
 
     def drain(self) -> None:
-        """Hear all that has been said by now, also by ranks that still wait to be accepted."""
+        """Receive all that has been sent by now, also by ranks that still wait to be accepted."""
         self._listen(True)
         self._accept()
-        for connection in [*self._strangers, *self._connections.values()]:
+        for connection in [*self._unidentified, *self._connections.values()]:
             connection.read()
 
     def close(self) -> None:
-        """Close every socket; what a rank says later is lost."""
-        for connection in [*self._strangers, *self._connections.values()]:
+        """Close every socket; what a rank sends later is lost."""
+        for connection in [*self._unidentified, *self._connections.values()]:
             connection.close()
         self._listen(False)
         inherited.close(self._listener.detach())
@@ -82,28 +82,28 @@ class Hub:
                 return
             except OSError:
                 # This process has no descriptor left: the system says so whether or not somebody wants to connect.
-                # The next look tries again; the selector would tell of it without end.
+                # The next poll tries again; the selector would report it without end.
                 self._listen(False)
                 return
             self._accepted += 1
-            self._strangers.append(_Connection(self._accepted, accepted, self._selector, self._received))
+            self._unidentified.append(_Connection(self._accepted, accepted, self._selector, self._received))
 
-    def _received(self, connection: _Connection, event: Event, turn: int) -> None:
-        if connection.rank is None:  # the first message tells whose connection this is
+    def _received(self, connection: _Connection, event: Event, command_number: int) -> None:
+        if connection.rank is None:  # the first message identifies the rank
             connection.rank = event.rank
-            self._strangers.remove(connection)
+            self._unidentified.remove(connection)
             known = self._connections.get(event.rank)
             if known is None or known.number < connection.number:
                 self._connections[event.rank] = connection
-                # If the rank has connected again, what it had said before comes first: on the connection that it had,
+                # If the rank has connected again, what it had sent before comes first: on the connection that it had,
                 # of which may be known neither that it has ended nor whose it was.
-                for other in [*self._strangers, *filter(None, [known])]:
+                for other in [*self._unidentified, *filter(None, [known])]:
                     if other.number < connection.number:
                         other.read()
                 for frame in self._waiting.pop(event.rank, []):
                     connection.write(frame)
-        if self.heard is not None:
-            self.heard(event, turn)
+        if self.on_message is not None:
+            self.on_message(event, command_number)
 
 
 class _Connection:
@@ -124,7 +124,7 @@ class _Connection:
         self._unsent = bytearray()
         self.open = True
         accepted.setblocking(False)
-        inherited.keep_from_children(accepted.fileno())
+        inherited.close_after_fork(accepted.fileno())
         self._wanted = selectors.EVENT_READ
         selector.register(accepted, self._wanted, self._ready)
 
@@ -146,8 +146,8 @@ class _Connection:
             if not data:
                 self.close()
                 return
-            for turn, event in self._decoder.feed(data):
-                self._received(self, event, turn)
+            for command_number, event in self._decoder.feed(data):
+                self._received(self, event, command_number)
 
     def write(self, frame: bytes) -> None:
         self._unsent += frame
@@ -161,7 +161,7 @@ class _Connection:
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError):
-            self._unsent.clear()  # the rank has ended; its exit tells the rest
+            self._unsent.clear()  # the rank has ended; its exit code says how
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         if self.open and wanted != self._wanted:
             self._wanted = wanted

@@ -1,9 +1,10 @@
-"""The ranks of a run as torch's users know them: a ProcessContext to ``join``, and the results."""
+"""The ranks of a run as torch's users know them: a ProcessContext to ``join`` or end, and the results."""
 
 from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -19,7 +20,8 @@ _TORCH_GRACE = 30.0  # seconds: torch's pause between SIGTERM and SIGKILL when n
 
 
 class LocalContext(LocalRanks):
-    """``pids`` and ``join`` are torch's."""
+    """What ``spawn`` and ``start_processes`` return with ``join=False``: torch's ProcessContext, and more. ``pids()``,
+    ``processes`` and ``sentinels`` are torch's."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -27,12 +29,20 @@ class LocalContext(LocalRanks):
         self._stream = MergedStream(self.nprocs, lambda rank: os.fspath(files.log(rank)), budget=sys.maxsize)
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """torch's ``ProcessContext.join``: True if all ranks have ended well, False if ``timeout`` seconds were not
-        enough; raises RankRaisedError or RankExitedError for the rank that failed first, once its peers are stopped.
-        Ranks that ``interrupt`` or ``terminate`` has stopped have not ended well.
+        """Wait for the ranks, as torch's ``ProcessContext.join`` does. What they print goes to ``sys.stdout``.
 
-        When a rank fails, the others get ``grace_period`` seconds to leave by themselves (none if None), then SIGTERM,
-        then the same time again (30 s if None) until SIGKILL. What ranks print goes to ``sys.stdout``.
+        Args:
+            timeout: seconds to wait; None for as long as it takes.
+            grace_period: when a rank fails, the seconds that the others have to leave by themselves (None: none) before
+                SIGTERM, and then again (None: 30 s) before SIGKILL.
+
+        Returns:
+            True if all ranks have ended well, False if ``timeout`` was not enough. Ranks that ``interrupt`` or
+            ``terminate`` has stopped have not ended well.
+
+        Raises:
+            RankRaisedError, RankExitedError: of the rank that failed first, once its peers are stopped.
+            KeyboardInterrupt: the wait was interrupted; the ranks run on.
         """
         end = None if timeout is None else time.monotonic() + max(0.0, timeout)
         with InterruptFlag() as interrupted:
@@ -48,11 +58,20 @@ class LocalContext(LocalRanks):
             raise KeyboardInterrupt
         if not self.over:
             return False
-        unfinished = self.failures or self._outcomes.unfinished(time.monotonic())
+        unfinished = self.failures or self._command.outcomes.unfinished(time.monotonic())
         self.close()
         if unfinished:
             raise rank_error(unfinished, self.nprocs)
         return True
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt once in every rank that runs."""
+        self._signal(signal.SIGINT)
+
+    def terminate(self, grace_period: float = 0.0) -> None:
+        """Send every rank SIGTERM now, and SIGKILL after ``grace_period`` seconds; ``poll`` and ``join`` do the
+        rest."""
+        self._end_all(term=0.0, kill=grace_period)
 
     def _pass_on(self, events: list[Event]) -> None:
         text = self._stream.feed([event for event in events if isinstance(event, Printed)])
@@ -65,9 +84,13 @@ class LocalContext(LocalRanks):
                 self.send(event.rank, InputReply("refused", "this rank was started with join=False: nobody can answer"))
 
     def results(self) -> Results[Any]:
-        """The ranks' values; raises ValueError while ranks run, or if one did not return."""
-        said = sorted(self._outcomes.said.items())
-        values = [outcome.value for _, outcome in said if isinstance(outcome, Returned)]
-        if not self.settled or len(values) < (len(said) if self._launch.keep else self.nprocs):
+        """The ranks' values.
+
+        Raises:
+            ValueError: ranks run, or one did not return.
+        """
+        reported = sorted(self._command.outcomes.reported.items())
+        values = [outcome.value for _, outcome in reported if isinstance(outcome, Returned)]
+        if not self.settled or len(values) < (len(reported) if self._launch.keep else self.nprocs):
             raise ValueError("the ranks have not all returned: join() first")
-        return Results(values, [rank for rank, _ in said])
+        return Results(values, [rank for rank, _ in reported])

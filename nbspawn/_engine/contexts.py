@@ -17,8 +17,9 @@ from multiprocessing import connection, context, forkserver, popen_forkserver, p
 from typing import Any
 
 from nbspawn._engine import inherited
-from nbspawn._engine.forkserver import prepared, server, starting, write_all
+from nbspawn._engine.forkserver import server, write_all
 from nbspawn._engine.guardian import started_at
+from nbspawn._engine.multiprocessing_adapter import prepared, starting
 
 FORKSERVER = "nbspawn-forkserver"
 SPAWN = "nbspawn-spawn"
@@ -35,30 +36,30 @@ class _ServerPopen(popen_forkserver.Popen):
         self._pid: int | None = None
         self._reading = threading.RLock()
         self.server_lost = False
-        """Has the server ended before the process? Then nobody tells its exit code."""
+        """Has the server ended before the process? Then nobody reports its exit code."""
         super().__init__(process_obj)
 
     @property
     def pid(self) -> int | None:  # type: ignore[override]
-        """The server tells it first of all. Whoever starts several processes does not wait for one after the other."""
+        """The server reports it first of all. So several processes can be started without waiting for each in turn."""
         while self._pid is None and not self.server_lost:
             connection.wait([self.sentinel])
-            self._hear()
+            self._read_report()
         return self._pid
 
     def known_pid(self) -> int | None:
-        """The same, but None if the server has not told it yet."""
+        """The same, but None if the server has not reported it yet."""
         if self._pid is None:
-            self._hear()
+            self._read_report()
         return self._pid
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, which the server tells after the pid; None if there is none yet."""
+        """The exit code, which the server reports after the pid; None if there is none yet."""
         waits = flag != os.WNOHANG
         while (
             self.returncode is None and not self.server_lost and connection.wait([self.sentinel], None if waits else 0)
         ):
-            self._hear()
+            self._read_report()
         while waits and self.returncode is None:
             if self._pid is None or not started_at(self._pid):
                 self.returncode = 255  # multiprocessing's own, for one of which nobody knows
@@ -66,8 +67,8 @@ class _ServerPopen(popen_forkserver.Popen):
                 time.sleep(_TICK)
         return self.returncode
 
-    def _hear(self) -> None:
-        """Read what the server has told, if it has.
+    def _read_report(self) -> None:
+        """Read what the server has reported, if it has.
 
         The lock matters: multiprocessing asks all processes whenever it starts one, while another thread may watch
         ranks in the background. Of two that read, one would take the exit code for the pid; and a 0 that is taken for
@@ -77,14 +78,14 @@ class _ServerPopen(popen_forkserver.Popen):
             if self.returncode is not None or self.server_lost or not connection.wait([self.sentinel], 0):
                 return
             try:
-                told = forkserver.read_signed(self.sentinel)
+                received = forkserver.read_signed(self.sentinel)
             except (OSError, EOFError):
                 self.server_lost = True
                 return
             if self._pid is None:
-                self._pid = told
+                self._pid = received
             else:
-                self.returncode = told
+                self.returncode = received
 
     def _launch(self, process_obj: Any) -> None:
         fork_server: Any = server.get()
@@ -93,8 +94,8 @@ class _ServerPopen(popen_forkserver.Popen):
             self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
         # keeps the server alive until this process's exit code has been read: a server whose last client leaves
-        # together with its last child ends without telling how that child did (exit code 255).
-        ends = [inherited.keep_from_children(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
+        # together with its last child ends without reporting how that child did (exit code 255).
+        ends = [inherited.close_after_fork(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
         write_all(writable, data)
 
@@ -114,7 +115,7 @@ class _Process(context.Process):
 
 
 class ServedProcess(_Process):
-    """Its sentinel tells the pid, then the exit code; asking for either costs 60 microseconds."""
+    """Its sentinel delivers the pid, then the exit code; asking for either costs 60 microseconds."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What the ranks compute on: how many ranks that makes, and the backend of their process group.
+"""Resolves the device options: the number of ranks, and the backend of their process group.
 
-Found without touching an accelerator's runtime: a kernel that has initialised CUDA can fork no rank, and one that has
-initialised a TPU holds it, so that no rank can use it at all.
+Without touching an accelerator's runtime: a kernel that has initialised CUDA cannot fork ranks, and a kernel that has
+initialised a TPU holds it: no rank can use it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BACKENDS = {"xla": xla.BACKEND, "tpu": tpu.BACKENDS[0]}
 
 
 def resolve(options: LaunchOptions) -> LaunchOptions:
-    """The same with what depends on the machine: a number of ranks for one of WORDS, the backend that 'auto' stands
-    for, and the accelerator that has to be made ready.
+    """The options with everything that depends on the machine: the number of ranks for one of WORDS, the backend for
+    'auto', and the accelerator to initialise.
 
-    Raises UsageError for what is not here, and for what cannot go together.
+    Raises UsageError for devices and backends that are not available, and for options that exclude each other.
     """
     nprocs, backend, visible = options.nprocs, options.backend, options.devices
     _check_environment(options.env)
@@ -42,9 +42,9 @@ def resolve(options: LaunchOptions) -> LaunchOptions:
     else:
         found = _gpus(visible)
     if accelerator and visible is not None:
-        raise UsageError(f"--devices is for GPUs: torch_{accelerator} gives each rank the TPU of its number")
+        raise UsageError(f"--devices selects GPUs: torch_{accelerator} assigns a TPU to each rank itself")
     if nprocs == "gpu" and not found:
-        raise UsageError("there is no GPU that torch can use here: give a number of ranks, or cpu")
+        raise UsageError("torch finds no GPU on this machine: give a number of ranks, or cpu")
     ranks = cores() if nprocs == "cpu" else (found or cores()) if isinstance(nprocs, str) else nprocs
     if backend == "auto":
         backend = _BACKENDS.get(accelerator) or ("nccl" if nprocs != "cpu" and 1 <= ranks <= found else "gloo")
@@ -62,7 +62,7 @@ def _accelerator(nprocs: int | str, backend: str | None) -> str:
         raise UsageError(f"{nprocs!r} is neither a number of ranks nor one of {', '.join(WORDS)}")
     by_number = nprocs if isinstance(nprocs, str) and nprocs in _BACKENDS else ""
     if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend:
-        raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which takes the one that fits")
+        raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which chooses the right one")
     return by_backend or by_number
 
 
@@ -74,23 +74,23 @@ def _check_environment(env: Mapping[str, str]) -> None:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(f"{name!r:.60} cannot be the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
-            raise UsageError(f"the environment variable {name} has to be text without NUL, not {value!r:.60}")
+            raise UsageError(f"the environment variable {name} must be text without NUL, got {value!r:.60}")
         if name in _OWN:
-            raise UsageError(f"{name} is each rank's own number, and cannot be set for all of them")
+            raise UsageError(f"{name} differs by rank: it cannot be set for all of them")
     port = env.get("MASTER_PORT")
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        raise UsageError(f"MASTER_PORT has to be a number from 1 to 65535, not {port!r:.60}")
+        raise UsageError(f"MASTER_PORT must be between 1 and 65535, got {port!r:.60}")
 
 
 def _named(backend: str) -> list[str]:
-    """'gloo' and 'nccl' of 'cpu:gloo,cuda:nccl', one for each kind of device."""
+    """The backends in the option: 'gloo' and 'nccl' in 'cpu:gloo,cuda:nccl', one for each device type."""
     if ":" not in backend:
         return [backend]
     pairs = [part.split(":") for part in backend.split(",")]
     kinds = {pair[0] for pair in pairs if len(pair) == 2 and _is_device(pair[0])}
     if len(kinds) < len(pairs):
         raise UsageError(
-            f"{backend!r:.60} does not name one backend for each kind of device: write it as cpu:gloo,cuda:nccl"
+            f"{backend!r:.60} does not name one backend for each device type: write it as cpu:gloo,cuda:nccl"
         )
     return [name for _, name in pairs]
 
@@ -109,7 +109,7 @@ def _check_backend(name: str) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise UsageError("this torch is built without torch.distributed: its ranks can have no process group")
+        raise UsageError("this torch is built without torch.distributed: ranks cannot have a process group")
     known = [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]
     there = [one for one in known if dist.is_backend_available(one)]
     if name not in there:
@@ -129,14 +129,14 @@ def _check_nccl(ranks: int, found: int) -> None:
         raise UsageError("nccl needs GPUs, and this torch is built without CUDA: use -b gloo (or auto)")
     if 0 < found < ranks:
         raise UsageError(
-            f"nccl has one rank a GPU: {ranks} ranks need {ranks} of them, and can see {found}. Use -b gloo, or `gpu`, "
-            "which is as many ranks as GPUs"
+            f"nccl needs one GPU per rank: there are {ranks} ranks and {found} visible GPUs. Use -b gloo, or "
+            "`gpu` for one rank per GPU"
         )
 
 
 def gpus() -> int:
-    """The CUDA devices that ranks would see. Asking NVML keeps CUDA out of the kernel: ``torch.cuda.device_count()``
-    can initialise it, after which no forked rank could use it."""
+    """The number of CUDA devices that ranks would see, from NVML. ``torch.cuda.device_count()`` can initialise CUDA in
+    the kernel, and then no forked rank could use it."""
     import torch
 
     if torch.version.cuda is None:

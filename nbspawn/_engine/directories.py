@@ -1,11 +1,11 @@
-"""The kernel's private directories (0700), of which none is left behind, whatever becomes of the kernel.
+"""The kernel's private directories (0700). None of them is left behind, however the kernel ends.
 
-A run that ended well takes its folder along; the last few that failed, or printed more than the notebook shows, stay
-for their logs until the kernel ends. A kernel that was killed could not tidy up: the next one does. It knows by a lock
-that the owner is dead, and by what the owner wrote that nbspawn has made the directory. Those of a rank that runs ranks
-of its own lie in its run's directory, and go with that.
+The directory of a successful run is removed at its end. Those of the last few runs that failed, or printed more than
+the notebook shows, are kept for their logs until the kernel ends. If a kernel was killed, the next one removes its
+directories: a lock shows that the owner is dead, and the owner's signature that nbspawn made the directory. The
+directories of ranks that are started by a rank are in that rank's run directory, and are removed with it.
 
-Something else may delete them at any time, such as a cleaner of old temporary files: the next run makes others.
+Something else may delete them at any time, such as a cleaner of old temporary files: the next run then makes new ones.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ KEPT_RUNS = 5
 _PREFIX = "nbspawn-"
 _OWNER = "owner"
 _LONGEST = (
-    60  # bytes, of a temp directory below which "nbspawn-runs-12345678/run-12345/socket" still is a socket's name
+    60  # bytes of the temp directory's path: with "nbspawn-runs-12345678/run-12345/socket" it fits a socket's name
 )
 
 
 class OwnedDirectory:
-    """A temporary directory that is known to be in use for as long as this process lives."""
+    """A temporary directory that is locked for as long as this process lives."""
 
     def __init__(self, purpose: str) -> None:
-        _sweep_once()
+        _remove_stale_once()
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=_base()))
         try:
-            self._lock = _signed(self.path)
-        except BaseException:  # no room; unsigned, it would stay for ever
+            self._lock = _sign(self.path)
+        except BaseException:  # disk full; an unsigned directory would never be removed
             shutil.rmtree(self.path, ignore_errors=True)
             raise
         # systemd-tmpfiles spares a directory that is locked itself, whatever its age.
-        self._held = inherited.keep_from_children(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._held = inherited.close_after_fork(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         with contextlib.suppress(OSError):
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def exists(self) -> bool:
-        """Has nobody deleted it?"""
+        """Does it still exist?"""
         with contextlib.suppress(OSError):
             return os.path.samestat(os.stat(self.path), os.fstat(self._held))
         return False
@@ -61,9 +61,9 @@ class OwnedDirectory:
         inherited.close(self._lock)
 
 
-def _signed(path: Path) -> int:
-    """Sign the directory; returns what locks it."""
-    fd = inherited.keep_from_children(os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+def _sign(path: Path) -> int:
+    """Sign the directory; returns the descriptor that locks it."""
+    fd = inherited.close_after_fork(os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.write(fd, _signature(path))
@@ -74,13 +74,13 @@ def _signed(path: Path) -> int:
 
 
 def _signature(path: Path) -> bytes:
-    """What only the maker of this directory writes into it: a copy of it is another one."""
+    """Only the maker of the directory writes this into it. A copy has another inode: its signature is not valid."""
     return f"made by nbspawn, inode {path.stat().st_ino}\n".encode()
 
 
 def _base() -> str:
-    """Where directories are made: in the directory of the run that this process is a rank of, else the temp directory,
-    if the names of sockets in them fit. The system takes about 100 bytes."""
+    """Where directories are made: in the run directory if this process is a rank, else in the temp directory, provided
+    that the names of sockets in them fit. The system's limit is about 100 bytes."""
     run = os.environ.get(MARK, "").rpartition(":")[2]
     for path in (run, tempfile.gettempdir()):
         if path and len(os.fsencode(path)) <= _LONGEST and os.path.isdir(path):
@@ -89,13 +89,13 @@ def _base() -> str:
 
 
 @functools.cache
-def _sweep_once() -> None:
-    """As a kernel begins; a temp directory can be long."""
-    sweep()
+def _remove_stale_once() -> None:
+    """Once per kernel: the listing of a temp directory can be long."""
+    remove_stale()
 
 
-def sweep() -> None:
-    """Remove what dead kernels of this user left behind, and nothing that they have not made."""
+def remove_stale() -> None:
+    """Remove the directories of this user's dead kernels, and nothing that they have not made."""
     for path in Path(_base()).glob(_PREFIX + "*"):
         try:
             if path.is_symlink() or path.stat().st_uid != os.getuid():
@@ -108,17 +108,17 @@ def sweep() -> None:
             if os.read(fd, 100) == _signature(path):
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            pass  # its kernel lives, or somebody else was faster
+            pass  # its kernel is alive, or another process removes it
         finally:
             os.close(fd)
 
 
 class RunDirectories:
-    """Hands out the directories of runs, below one that is made when the first is asked for."""
+    """Makes the directories of runs, in a root directory that is made with the first one."""
 
     def __init__(self) -> None:
         self._forget()
-        inherited.when_forked(self._forget)
+        inherited.after_fork_in_child(self._forget)
         atexit.register(self.remove_all)
 
     def _forget(self) -> None:
@@ -127,7 +127,7 @@ class RunDirectories:
         self._kept: list[Path] = []
 
     def new(self, log_dir: str | None, nprocs: int) -> RunFiles:
-        """A fresh directory; the logs lie in it or in the person's ``log_dir`` (made if need be). Raises OSError if
+        """A new directory. The logs are in it, or in the user's ``log_dir`` (made if necessary). Raises OSError if
         nothing can be written there."""
         if self._root is None or not self._root.exists():
             self.remove_all()
@@ -147,9 +147,9 @@ class RunDirectories:
         return files
 
     def done(self, files: RunFiles, keep: bool) -> None:
-        """The run is over: keep its logs for a while, or nothing of it."""
+        """The run is over: remove its directory, or everything but the logs if ``keep``."""
         if keep and files.logs == files.private:
-            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+            with contextlib.suppress(FileNotFoundError):  # something has deleted it
                 for entry in list(os.scandir(files.private)):
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)

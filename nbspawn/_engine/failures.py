@@ -1,4 +1,4 @@
-"""From what a rank said, or from how its process ended, to the failure that an error is made of."""
+"""Failures of this machine's ranks, made from their endings; and the ending of a rank that reported none."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ import pickle
 from nbspawn._engine import stacks
 from nbspawn._engine.exits import UNKNOWN
 from nbspawn._protocol.launch import RunFiles
-from nbspawn._protocol.messages import Leaving, Raised
-from nbspawn.errors import Failure, exit_text
+from nbspawn._state.ending import Ending
+from nbspawn.errors import Failure
 
 
-def told(event: Raised | Leaving, pid: int, files: RunFiles) -> Failure:
-    """The rank's own word."""
-    log = os.fspath(files.log(event.rank))
-    if isinstance(event, Leaving):
-        what = exit_text(event.rank, event.code, event.text)
-        return Failure(event.rank, pid, event.time, event.code, what, log_path=log)
-    message = event.message.strip().partition("\n")[0]
-    what = f"{event.name}: {message}" if message else event.name
-    return Failure(event.rank, pid, event.time, None, what, event.traceback, event.rendered, event.line, log_path=log)
+def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
+    """The ending with what only the engine knows: the process and its log."""
+    code = UNKNOWN if ending.code is None else ending.code
+    return Failure(
+        ending.rank,
+        pid,
+        ending.time,
+        None if ending.raised else code,
+        ending.what,
+        ending.traceback,
+        ending.rendered,
+        ending.line,
+        ending.crash,
+        log_path=os.fspath(files.log(ending.rank)),
+    )
 
 
-def silent(
-    rank: int, pid: int, moment: float, code: int | None, error_file: str, files: RunFiles, unknown: str = ""
-) -> Failure:
-    """The rank's process ended with ``code`` (None: that is ``unknown``, for this reason) at ``moment`` without a word
-    of why.
+def unreported(
+    rank: int, moment: float, code: int | None, error_file: str, files: RunFiles, why_unknown: str = ""
+) -> Ending:
+    """The rank's process ended with ``code`` (None: that is unknown, and ``why_unknown``) at ``moment``, and the rank
+    has not reported why.
 
-    torch's error file speaks for a rank that failed before it had a channel; it lies in the run's private directory,
+    torch's error file is read for a rank that failed before it had a channel; it lies in the run's private directory,
     so nobody else can have written the pickle in it.
     """
-    log = os.fspath(files.log(rank))
     try:
         with open(error_file, "rb") as file:
-            text = pickle.load(file)
+            traceback = pickle.load(file)
     except (OSError, EOFError):
         crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
-        if code is None:
-            what = f"process {rank} has ended without a word, and its exit code is unknown: {unknown}"
-            return Failure(rank, pid, moment, UNKNOWN, what, crash=crash, log_path=log)
-        return Failure(rank, pid, moment, code, exit_text(rank, code), crash=crash, log_path=log)
-    return Failure(rank, pid, moment, None, text.strip().rpartition("\n")[2], text, log_path=log)
+        return Ending(rank, moment, code=code, text=why_unknown, crash=crash)
+    return Ending(rank, moment, name=traceback.strip().rpartition("\n")[2], traceback=traceback)

@@ -10,15 +10,14 @@ import select
 import signal
 import sys
 import threading
-import types
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from nbspawn._engine import stacks
-from nbspawn._payload.diagnosis import parts
+from nbspawn._engine.reachable import findings
 from nbspawn._protocol.signals import STACK
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
@@ -93,67 +92,29 @@ def _has_compiled() -> bool:
     return compiler is not None and (asked is None or asked().currsize > 0)
 
 
-# ---------------------------------------------------------------- locks and threads
-
-_PARTS_LOOKED_AT = 200  # so that it takes a millisecond at the most
+# ---------------------------------------------------------------- locks, threads, processes
 
 
 def stranded(variables: Mapping[str, object]) -> list[str]:
-    """What these variables are or use (functions by their names, containers by what is in them) that a forked copy of
-    this process cannot have, a sentence each: locks that are held at this moment, which nobody would release there, and
-    threads that run (of a queue, an executor, a SummaryWriter), which a fork does not copy."""
-    told = []
-    seen: set[int] = set()
-    found: deque[tuple[str, object]] = deque(variables.items())
-    while found and len(seen) < _PARTS_LOOKED_AT:
-        path, value = found.popleft()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        # Proxies raise what they like when they are asked what they are: ReferenceError where the object has gone.
-        with suppress(Exception):
-            if _not_looked_into(value):
-                continue
-            if reason := _stranded(value):
-                told.append(f"{path} {reason}")
-            else:
-                found.extend((path + step, part) for step, part in islice(_parts(value), _PARTS_LOOKED_AT))
-    return told
+    """What these variables are or use that a forked copy of this process cannot have, a sentence each: locks that are
+    held at this moment, which nobody would release there; threads that run (of a queue, an executor, a SummaryWriter),
+    which a fork does not copy; and processes that work for this one (of a DataLoader's iterator)."""
+    return [f"{path} {reason}" for path, reason in findings(variables, _stranded)]
 
 
-def _stranded(value: object) -> str:
-    """Why a forked copy of this process cannot have it, if it is a lock or a thread."""
+def _stranded(value: Any) -> str:
+    """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process."""
     if isinstance(value, threading.Thread):
         if value.is_alive() and value is not threading.current_thread():
             return "is a thread that runs in this kernel, and a forked rank would wait for it for ever"
+    elif isinstance(value, BaseProcess):
+        if value.is_alive():
+            return "is a process that works for this kernel, and forked ranks would take each other's answers from it"
     elif type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):
         if not value.acquire(blocking=False):
             return "is a lock that is held in this kernel, and a forked rank would wait for it for ever"
-        value.release()  # type: ignore[attr-defined]
+        value.release()
     return ""
-
-
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Of executors and queues, too, which parts() takes for things that are what they are."""
-    yield from parts(value)
-    if type(value).__module__.startswith(("concurrent.", "multiprocessing.", "queue")):
-        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
-
-
-_KERNELS_OWN = ("ipykernel", "IPython", "comm", "zmq", "tornado", "asyncio")
-
-
-def _not_looked_into(value: object) -> bool:
-    """Modules, and classes that are not the notebook's, whose state is their library's matter (tqdm's class has a
-    thread for which no bar waits); what is within torch, which is for the probe to find; logging's locks, which Python
-    renews after a fork; the kernel itself, which widgets lead to, and which a rank lets go of; mappings that may read a
-    file for each item."""
-    return (
-        isinstance(value, types.ModuleType)
-        or (isinstance(value, type) and value.__module__ != "__main__")
-        or type(value).__module__.partition(".")[0] in ("torch", "logging", *_KERNELS_OWN)
-        or (isinstance(value, Mapping) and not isinstance(value, dict))
-    )
 
 
 # ---------------------------------------------------------------- what only a forked child can tell

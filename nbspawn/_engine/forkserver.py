@@ -1,13 +1,12 @@
 """The private fork server: a process with torch already imported, of which a rank is a copy in milliseconds.
 
-multiprocessing's global fork server is never touched: what it preloads is the user's to say, once per process. How
+multiprocessing's global fork server is never touched: what it preloads is the user's choice, once per process. How
 ranks are started by this one is in contexts.py.
 """
 
 from __future__ import annotations
 
 import atexit
-import io
 import logging
 import os
 import select
@@ -15,18 +14,9 @@ import signal
 import sys
 import threading
 import time
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import (
-    connection,
-    context,
-    forkserver,
-    reduction,
-    resource_tracker,
-    spawn,
-    util,
-)
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +24,7 @@ from nbspawn._engine import inherited, interrupt_flag
 from nbspawn._engine.directories import OwnedDirectory
 from nbspawn._engine.guardian import started_at, stopped
 from nbspawn._engine.learned import TRAINING, Learned, changed_at
+from nbspawn._engine.multiprocessing_adapter import beginning_with, listening_at, prepared, starting
 from nbspawn._protocol.preload import PATH, Plan, Report
 
 _log = logging.getLogger(__name__)
@@ -50,13 +41,13 @@ class PrivateServer:
     """The fork server of this process, started and replaced in the background.
 
     The first one has torch, and is there after a second. In a notebook it gives way to another one that has imported
-    what ranks need beside it (learned.py), and that to the next whenever ranks have told of more. One whose imports
+    what else ranks need (learned.py), and that to the next whenever ranks have reported more. One whose imports
     looked at environment variables that have changed since, or at packages that were installed anew, serves no more.
     """
 
     def __init__(self) -> None:
         self._forget()
-        inherited.when_forked(self._forget)
+        inherited.after_fork_in_child(self._forget)
         atexit.register(self._remove_directory)
 
     def _forget(self) -> None:
@@ -108,7 +99,7 @@ class PrivateServer:
         give_up: Callable[[], object] = bool,
     ) -> forkserver.ForkServer:
         """The server; waits for one that has these modules and can serve ranks with this environment, about 1 s where
-        there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` says so meanwhile."""
+        there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` becomes true."""
         end = time.monotonic() + _START_SECONDS
         begun = False
         self._needed += tuple(name for name in modules if name not in self._needed)
@@ -126,7 +117,7 @@ class PrivateServer:
                 ended = True
             if ended:
                 if begun:
-                    raise OSError(f"{self._failure} (python -m nbspawn tells more)")
+                    raise OSError(f"{self._failure} (python -m nbspawn shows more)")
                 begun = True
                 self._begin(everything=False, environment=environment)
             with self._replaced:
@@ -191,13 +182,13 @@ class PrivateServer:
             if not self._replace(self._needed, environment):
                 return
         if everything:
-            self.learned.recall()
+            self.learned.load()
             while self._missing() and not self._cancelled:
                 if not self._replace((*self._needed, *self.learned.wanted)):
                     return
                 self.learned.tried.update(dict.fromkeys(self.report.imported))
                 self.learned.refused.update(self.report.refused)
-                self.learned.remember()
+                self.learned.save()
 
     def _missing(self) -> set[str]:
         return {*self._needed, *self.learned.wanted} - self._planned - self.report.modules
@@ -225,22 +216,24 @@ class PrivateServer:
         plan.write(written)
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
         fresh.set_forkserver_preload(["nbspawn._rank.preload"])
+        # multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not.
+        address = os.fspath(self._directory.path / f"server-{self._made}")
         try:
-            with self.not_while_forking, starting(), self._listening_here():
-                with _beginning_with("os.setpgid(0, 0)"):
+            with self.not_while_forking, starting(), listening_at(address):
+                with beginning_with("os.setpgid(0, 0)"):
                     resource_tracker.ensure_running()  # before the mask, which it would lift
                 # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
                 # mask is inherited; ranks lift it (_rank/process.py).
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 try:
-                    with _beginning_with(f"os.setpgid(0, 0); os.environ[{PATH!r}] = {os.fspath(written)!r}"):
+                    with beginning_with(f"os.setpgid(0, 0); os.environ[{PATH!r}] = {os.fspath(written)!r}"):
                         fresh.ensure_running()
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError as error:
             self._failure = str(error)
             return None
-        inherited.keep_from_children(fresh._forkserver_alive_fd)
+        inherited.close_after_fork(fresh._forkserver_alive_fd)
         self._starting = fresh._forkserver_pid
         try:
             self._wait_until_it_answers(fresh)
@@ -256,7 +249,7 @@ class PrivateServer:
             self._starting = 0
 
     def _wait_until_it_answers(self, fresh: Any) -> None:
-        """It listens from the start but answers only after its imports: an empty process tells when."""
+        """It listens from the start but answers only after its imports: it is sent an empty process, and waited for."""
         data = prepared(context.Process(target=os.getpid), popen=fresh)
         with self.not_while_forking:
             readable, writable = fresh.connect_to_new_process([])
@@ -267,18 +260,6 @@ class PrivateServer:
         finally:
             os.close(readable)
 
-    @contextmanager
-    def _listening_here(self) -> Iterator[None]:
-        """multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not."""
-        assert self._directory is not None
-        address = os.fspath(self._directory.path / f"server-{self._made}")
-        module: Any = forkserver
-        module.connection = types.SimpleNamespace(arbitrary_address=lambda family: address)
-        try:
-            yield
-        finally:
-            module.connection = connection
-
     def _retire(self, old: Any) -> None:
         """It ends by itself when the last rank that it forked is done with; see contexts.py."""
         inherited.close(old._forkserver_alive_fd)
@@ -288,30 +269,6 @@ class PrivateServer:
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
-
-
-@contextmanager
-def _beginning_with(statements: str) -> Iterator[None]:
-    """Have multiprocessing's two helpers, the fork server and the resource tracker, run ``statements`` first of all:
-    they leave the kernel's process group.
-
-    At its shutdown ipykernel sends SIGTERM to all of its group and waits for them to end. The resource tracker ignores
-    SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. Both helpers end by
-    themselves when the kernel has gone.
-    """
-    modules: tuple[Any, ...] = (forkserver, resource_tracker)
-
-    def start(path: bytes, arguments: list[str], fds: list[int]) -> int:
-        *options, code = arguments
-        return util.spawnv_passfds(path, [*options, f"import os; {statements}; {code}"], fds)
-
-    for module in modules:
-        module.util = types.SimpleNamespace(**{**vars(util), "spawnv_passfds": start})
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.util = util
 
 
 def memory_limit() -> int:
@@ -363,34 +320,3 @@ def _has_ended(old: Any) -> bool:
 
 
 server = PrivateServer()
-
-
-@contextmanager
-def starting() -> Iterator[None]:
-    """See contexts.py: hide ``__main__``'s origin, and leave the default start method open."""
-    main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
-    }
-    main.__spec__ = None
-    default: Any = context._default_context
-    settled = default._actual_context
-    try:
-        yield
-    finally:
-        default._actual_context = settled
-        main.__dict__.update(hidden)
-
-
-def prepared(process: Any, popen: Any) -> bytes:
-    """What a server's child reads first: where it is (``sys.path``, directory, arguments), then the process. What may
-    be pickled only now duplicates its descriptors through ``popen``."""
-    data = io.BytesIO()
-    context.set_spawning_popen(popen)
-    try:
-        with starting():
-            reduction.dump(spawn.get_preparation_data(process._name), data)
-        reduction.dump(process, data)
-    finally:
-        context.set_spawning_popen(None)
-    return data.getvalue()

@@ -17,7 +17,7 @@ from nbspawn._protocol.launch import LIFELINE, MARK
 
 _log = logging.getLogger(__name__)
 
-_AGAIN = 8  # runs that have ended, of which a guardian that is started again is told: the other may not have heard it
+_AGAIN = 8  # runs that have ended: a guardian that is started again gets them, too; the other may not have read them
 
 
 class Guard:
@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._forget()
-        inherited.when_forked(self._forget)
+        inherited.after_fork_in_child(self._forget)
 
     def _forget(self) -> None:
         self.pid: int | None = None
@@ -44,7 +44,7 @@ class Guard:
             if self.pid is None:
                 self._start()
             self._runs[run] = [event]
-            self._tell(event, looks=True)
+            self._send(event, check=True)
 
     def watch(self, run: Path, pid: int) -> None:
         """A rank of the run has started."""
@@ -52,7 +52,7 @@ class Guard:
             if run in self._runs:
                 event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
                 self._runs[run].append(event)
-                self._tell(event)
+                self._send(event)
 
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
@@ -60,13 +60,13 @@ class Guard:
             if self._runs.pop(run, None) is not None:
                 event = b"-%b\0" % os.fsencode(run)
                 self._ended.append(b"+%b\0" % os.fsencode(run) + event)
-                self._tell(event, looks=True)
+                self._send(event, check=True)
 
-    def _tell(self, event: bytes, looks: bool = False) -> None:
-        """It reads at once, unless it is stuck, and then this must not be. ``looks`` whether somebody has killed or
-        stopped it. Who is started again is told all."""
+    def _send(self, event: bytes, check: bool = False) -> None:
+        """The guardian reads at once; if it is stuck, this must not wait for it. ``check`` whether somebody has killed
+        or stopped it. One that is started again gets all events."""
         assert self.pid is not None
-        if looks and (started_at(self.pid) != self._since or stopped(self.pid)):
+        if check and (started_at(self.pid) != self._since or stopped(self.pid)):
             self._start_again("it was killed, or stopped")
             return
         try:
@@ -77,7 +77,7 @@ class Guard:
     def _start_again(self, why: str) -> None:
         _log.warning("the guardian is started again: %s", why)
         assert self.pid is not None
-        with suppress(OSError):  # whoever waits for any child of this process may have buried it
+        with suppress(OSError):  # somebody in this process who waits for any child may have waited for it
             if started_at(self.pid) == self._since:
                 os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -88,7 +88,7 @@ class Guard:
 
     def _start(self) -> None:
         readable, writable = os.pipe()
-        self._pipe = inherited.keep_from_children(writable)
+        self._pipe = inherited.close_after_fork(writable)
         os.set_blocking(writable, False)
         # In a group of its own: interrupts, and ipykernel's signals at its shutdown, go to the kernel's. Not with the
         # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.

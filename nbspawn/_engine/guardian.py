@@ -8,7 +8,8 @@ that has closed every descriptor, and so its lifeline, is known by its pid, and 
 It runs by itself (``python -I -S guardian.py MARK LIFELINE``, the names of the environment variable that marks a run's
 processes and of the FIFO in its directory) and reads from fd 0, each event ended by a NUL: ``+RUN`` a run begins,
 ``@PID SINCE RUN`` a rank of it has started, ``-RUN`` its ranks have ended, where RUN is the run's directory and SINCE
-what ``started_at`` says. The end of the file is the end of the kernel, whatever ended it. Linux only: it reads /proc.
+what ``started_at`` returns. The end of the file is the end of the kernel, whatever ended it. It reads /proc: Linux
+only.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import sys
 import time
 from collections.abc import Callable
 
-_TICK = 0.02  # seconds between two looks at what was killed a moment ago
-_PATIENCE = 5.0  # seconds: what has not gone by then is stuck in the operating system
+_TICK = 0.02  # seconds between two searches for what is left
+_TIMEOUT = 5.0  # seconds: what has not ended by then is stuck in the operating system
 
 
 def main() -> None:
@@ -29,8 +30,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     runs: dict[bytes, list[tuple[int, str]]] = {}
     rest = b""
-    while told := os.read(0, 65536):
-        *events, rest = (rest + told).split(b"\0")
+    while received := os.read(0, 65536):
+        *events, rest = (rest + received).split(b"\0")
         for event in events:
             sign, run = event[:1], event[1:]
             if sign == b"+":
@@ -45,7 +46,7 @@ def main() -> None:
 
 def _end(runs: set[bytes], ranks: list[tuple[int, str]]) -> None:
     """Kill every process of these runs, until none is found: one that is about to die may start another."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while runs and (found := _members(runs, ranks)) and time.monotonic() < end:
         for pid, kill in found:
             try:
@@ -68,7 +69,7 @@ def _marked(pid: int, runs: set[bytes]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
-    except OSError:  # another person's process, or one that has ended
+    except OSError:  # another user's process, or one that has ended
         return False
     name = os.fsencode(sys.argv[1]) + b"="
     values = [b":%b:" % variable[len(name) :] for variable in variables if variable.startswith(name)]
@@ -93,7 +94,7 @@ def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
 
 def started_at(pid: int) -> str:
     """When the process began, in the system's own count: with the pid, the name of one process for ever. '' if it has
-    ended, buried or not."""
+    ended, waited for or not."""
     fields = _stat(pid)
     if not fields:
         return "" if os.path.exists("/proc/self/stat") or not _answers(pid) else "alive"

@@ -1,7 +1,7 @@
-"""Ctrl-C as a flag that is looked at, not as an exception that lands anywhere.
+"""Ctrl-C as a flag that is polled, not as an exception that is raised anywhere.
 
-A KeyboardInterrupt in the middle of torch's ``join`` can lose a rank's failure, and in the middle of ours could lose
-an event; so while ranks are watched, SIGINT only counts.
+A KeyboardInterrupt in the middle of torch's ``join`` can lose a rank's failure, and in nbspawn's own loop it could lose
+an event. So while ranks are supervised, SIGINT is only counted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from nbspawn._engine import inherited
 
 _entered: list[InterruptFlag] = []
-inherited.when_forked(_entered.clear)
+inherited.after_fork_in_child(_entered.clear)
 
 
 def pressed() -> bool:
-    """Has somebody pressed Stop, of those whose interrupts are counted now?"""
+    """Has the user interrupted, since any of the flags that are entered now was entered?"""
     return any(flag.count for flag in _entered)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Stop waits until this, which imports torch, is through: a torch whose import was given up half-way can neither be
+def deferred() -> Iterator[None]:
+    """Defer interrupts to the end of the block, which imports torch. After an interrupted import torch can be neither
     used nor imported again in this process ("duplicate registrations")."""
     with InterruptFlag() as flag:
         yield
@@ -37,8 +37,9 @@ def held() -> Iterator[None]:
 
 
 class InterruptFlag:
-    """Counts interrupts while it is entered; the handler that was there comes back afterwards. ``on_press`` is called
-    at each, between two instructions of the main thread: Python goes on with a ``select`` that a signal interrupts."""
+    """Counts interrupts while it is entered, and then restores the previous handler. ``on_press`` is called at each
+    interrupt, between two instructions of the main thread. It has to wake a ``select``, which Python would resume after
+    a signal."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,9 +48,9 @@ class InterruptFlag:
         self._installed = False
 
     def __enter__(self) -> InterruptFlag:
-        # Only the main thread can take a signal over, and only it gets KeyboardInterrupt.
+        # Only the main thread can set a signal handler, and only it gets KeyboardInterrupt.
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._noted)
+            self._previous = signal.signal(signal.SIGINT, self._handle)
             self._installed = True
             _entered.append(self)
         return self
@@ -61,16 +62,16 @@ class InterruptFlag:
             self._installed = False
 
     def press(self, times: int = 1) -> None:
-        """As if it was interrupted; from any thread."""
+        """Count as interrupts; from any thread."""
         self.count += times
         self.on_press()
 
-    def _noted(self, signum: int, frame: FrameType | None) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.press()
 
     @contextmanager
     def as_exception(self) -> Iterator[None]:
-        """For a while, interrupts are KeyboardInterrupt again: the kernel waits for the person's answer."""
+        """Raise KeyboardInterrupt again within the block, in which the kernel waits for the user's answer."""
         if not self._installed:
             yield
             return
@@ -78,4 +79,4 @@ class InterruptFlag:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, self._noted)
+            signal.signal(signal.SIGINT, self._handle)

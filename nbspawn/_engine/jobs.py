@@ -1,4 +1,4 @@
-"""What ranks are to run, a function or a cell, and what it uses: packed for the ranks, or inherited by them."""
+"""What ranks run, a function or a cell, and the variables that it uses: packed for the ranks, or inherited by them."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ class FunctionJob:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """What IPython calls the notebook's cells, by file name."""
+    """IPython's names for the notebook's cells, by file name."""
     kind = "function"
     source = ()
     sources = ()
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
+        """The name in messages."""
         return f"{getattr(self.fn, '__name__', 'a function')}()"
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the ranks need."""
+        """The objects that the ranks need."""
         return {"fn": self.fn, "args": self.args, "kwargs": dict(self.kwargs)}
 
     @property
     def command(self) -> RunFunction:
-        """As it is sent, but for the payload."""
+        """The command without its payload."""
         return RunFunction(self.names)
 
     def pack(self, descriptors: int | None) -> packing.Packed:
-        """Everything by value that the function uses of ``__main__``, at most so many ``descriptors`` beside it."""
+        """Pack the function and all that it uses of ``__main__`` by value, with at most ``descriptors`` descriptors."""
         return packing.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]), most=descriptors)
 
     def inherited(self) -> dict[str, Any]:
-        """Under fork nothing travels."""
+        """Under fork: the objects themselves."""
         return self.variables
 
 
 @dataclass(frozen=True)
 class CellJob:
-    """A notebook cell and the variables that it uses (``required``, and those it may use) of ``namespace``."""
+    """A notebook cell, and the variables of ``namespace`` that it uses (``required``) or may use (``optional``)."""
 
     command: RunCell
     namespace: dict[str, Any]
@@ -63,12 +63,12 @@ class CellJob:
 
     @property
     def title(self) -> str:
-        """What it is called in messages."""
+        """The name in messages."""
         return self.names.get(self.command.filename, "a cell")
 
     @property
     def sources(self) -> Collection[str]:
-        """The files of the notebook's other cells, which its ranks are told of."""
+        """The files of the notebook's other cells, which are sent to the ranks."""
         return self.command.sources
 
     @property
@@ -80,20 +80,20 @@ class CellJob:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What IPython calls the notebook's cells, by file name."""
+        """IPython's names for the notebook's cells, by file name."""
         return self.command.names
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the cell uses, and only that."""
+        """The variables that the cell uses."""
         return {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
 
     def pack(self, descriptors: int | None) -> packing.Packed:
-        """The variables, and what they use in their turn, with at most so many ``descriptors`` beside them."""
+        """Pack the variables, and what these use, with at most ``descriptors`` descriptors."""
         return packing.pack_variables(self.variables, self.optional - self.required, self.namespace, descriptors)
 
     def inherited(self) -> dict[str, Any]:
-        """Under fork a rank has the notebook's variables already."""
+        """Under fork: nothing, because a rank has the notebook's variables already."""
         packing.track_classes(self.namespace)
         return {}
 
@@ -102,28 +102,28 @@ Job = FunctionJob | CellJob
 
 
 def pack(job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int | None = None) -> packing.Packed:
-    """The job's variables packed, with at most so many ``descriptors`` beside them (None: any number).
+    """Pack the job's variables, with at most ``descriptors`` file descriptors (None: any number).
 
-    Raises PayloadError that names the variable that cannot travel, and KeyboardInterrupt: how an object is pickled is
-    the code of its class, which may take for ever.
+    Raises PayloadError, with the name of the variable that cannot be pickled. Raises KeyboardInterrupt: an object is
+    pickled by code of its class, which may never return.
     """
     try:
         with nullcontext() if interrupted_by is None else interrupted_by.as_exception():
             return job.pack(descriptors)
     except KeyboardInterrupt:
         raise interrupted((), "nothing was started: the variables that the ranks need were being packed") from None
-    except packing.Unpackable as stuck:
+    except packing.UnpicklableError as stuck:
         part = stuck.path.rpartition(" -> ")[2]
-        culprit = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
-        raise PayloadError(str(stuck), culprit) from None
+        cause = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
+        raise PayloadError(str(stuck), cause) from None
 
 
 def fill(packed: packing.Packed, give_up: Callable[[], object] = lambda: False) -> None:
-    """Write what was packed. Raises StartError if there is no room."""
+    """Write what was packed to shared memory. Raises StartError if that is full."""
     try:
         packed.fill(give_up)
     except OSError as refusal:
         raise StartError(
-            f"the {sum(packed.sizes) / 1e6:,.0f} MB that the ranks need cannot be put into shared memory: "
-            f"{refusal.strerror}. Send less, or have the ranks load it themselves."
+            f"the {sum(packed.sizes) / 1e6:,.0f} MB that the ranks need cannot be written to shared memory: "
+            f"{refusal.strerror}. Send less, or let the ranks load the data themselves."
         ) from None

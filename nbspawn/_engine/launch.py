@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,8 +35,7 @@ from nbspawn._payload import packing
 from nbspawn._protocol.launch import MARK, Launch, RunFiles
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
-from nbspawn._protocol.settings import Settings
-from nbspawn._rank import settings
+from nbspawn._rank import ending, settings
 from nbspawn._rank.main import main
 from nbspawn.errors import StartError, UsageError, interrupted
 
@@ -95,6 +94,8 @@ def start(job: Job, command: RunCell | RunFunction, how: Start, options: LaunchO
             told = f"the system did not start {nprocs} ranks: {refusal}"
             if getattr(refusal, "errno", None) in _NO_ROOM:
                 told += f" in {tempfile.gettempdir()!r}. Make room there, or start the kernel with another TMPDIR."
+            elif not _has_directory():
+                told = "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
             raise StartError(told) from None
         undo.pop_all()
         if packed is not None:
@@ -105,6 +106,14 @@ def start(job: Job, command: RunCell | RunFunction, how: Start, options: LaunchO
             del context, started
             raise interrupted(())
     return context
+
+
+def _has_directory() -> bool:
+    """Is there the directory that this process is in?"""
+    try:
+        return os.path.isdir(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _run_files(log_dir: str | None, nprocs: int) -> tuple[RunFiles, list[int]]:
@@ -160,7 +169,7 @@ def _launch(
         payload = Inherited(job.inherited())
         env = {name: value for name, value in env.items() if os.environ.get(name) != value}
     else:
-        payload = Sent(tuple(map(SentFd, packed.fds)), packed.sizes, packed.beside)
+        payload = Sent(tuple(map(SentFd, packed.fds)), packed.sizes, packed.spawn_arguments)
     return Launch(
         world_size=nprocs,
         method=how.method,
@@ -172,9 +181,9 @@ def _launch(
         backend=options.backend,
         accelerator=options.accelerator,
         keep=options.keep,
-        patient=options.long_group_timeout or options.debugpy or options.keep,
+        long_group_timeout=options.long_group_timeout or options.debugpy or options.keep,
         debugpy=options.debugpy,
-        settings=Settings() if packed is None else settings.read(),  # under fork inherited, too
+        settings=settings.read(),
         command=replace(command, payload=payload),
         foreign=inherited.kernel_sockets() if packed is None else (),
     )
@@ -185,7 +194,7 @@ def _visible(options: LaunchOptions) -> dict[str, str]:
 
 
 def default_threads(nprocs: int) -> int:
-    """OMP_NUM_THREADS if the person has set it, else an equal share of the cores that this process may use."""
+    """OMP_NUM_THREADS if the user has set it, else an equal share of the cores that this process may use."""
     try:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     except (KeyError, ValueError):
@@ -204,6 +213,9 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
         fork_safety.pause_openmp()
         for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
             stream.flush()
+        for file in ending.open_files(vars(sys.modules["__main__"])):  # and what is buffered for these, written again
+            with suppress(OSError):  # which the user hears of when they write it out themselves
+                file.flush()
     # A rank inherits the mask, and lifts it when it has its own handler (_rank/process.py): until then an interrupt of
     # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,8 +1,8 @@
-"""Which modules ranks will need: what they have imported so far, remembered for the next kernel of this environment.
+"""Which modules ranks will need: what they have imported so far, saved for the next kernel of this environment.
 
-The memory is one small JSON file for each environment, in the user's cache directory. It holds names of modules, and
-nothing in it is ever run: names that are not those of installed packages mean nothing to the fork server, and a module
-that was tried in this environment is all that it can ask for.
+They are saved in a small JSON file for each environment, in the user's cache directory. It contains names of modules,
+and nothing in it is ever executed: the fork server ignores names that are not those of installed packages, and imports
+only modules that were tried in this environment.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# What DistributedDataParallel, fully_shard, optimizers, DTensor, pipelines and checkpoints of torch import when they
-# are first used: 2.5 s in each rank, for torch._dynamo nearly all of it.
+# Imported by torch's DistributedDataParallel, fully_shard, optimizers, DTensor, pipelines and checkpoints at their
+# first use: 2.5 s in each rank, nearly all of it for torch._dynamo.
 TRAINING = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -32,37 +32,37 @@ TRAINING = (
     "torch.distributed.optim",
 )
 
-# A process with their threads or their runtime is no safe thing to fork; the import alone need not show it.
+# A process with their threads or their runtime is not safe to fork, which a trial of the import need not show.
 _NEVER = ("jax", "jaxlib", "tensorflow", "torch_tpu", "ray", "pyspark", "dask", "distributed")
 
-_LONGEST = 1 << 20  # bytes of a file that is believed
+_LONGEST = 1 << 20  # bytes: a larger file is ignored
 _MOST = 10_000  # modules
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Learned:
     """``modules`` are those that ranks or the notebook have imported, ``tried`` those that are safe to preload,
-    ``refused`` why others are not."""
+    ``refused`` maps others to the reason why they are not."""
 
     def __init__(self) -> None:
         self.modules: dict[str, None] = {}
         self.tried: dict[str, None] = {}
         self.refused: dict[str, str] = {}
-        self._recalled = False
+        self._loaded = False
 
     def learn(self, modules: Iterable[str]) -> None:
-        """Of these a rank, or the notebook, has imported each."""
+        """Add modules that a rank or the notebook has imported."""
         for name in modules:
             if name.partition(".")[0] in _NEVER:
-                self.refused[name.partition(".")[0]] = "what it runs in threads does not survive a fork"
+                self.refused[name.partition(".")[0]] = "its threads do not survive a fork"
             elif len(self.modules) < _MOST:
                 self.modules.setdefault(name)
 
-    def recall(self) -> None:
-        """Have what earlier kernels learned, too. A file that is damaged, or not this user's own, is as none."""
-        if self._recalled:
+    def load(self) -> None:
+        """Add what earlier kernels saved. A file that is damaged, or owned by another user, is ignored."""
+        if self._loaded:
             return
-        self._recalled = True
+        self._loaded = True
         found = _read(path())
         if found.get("environment") == environment():
             self.tried.update(dict.fromkeys(_names(found.get("modules"))))
@@ -71,8 +71,8 @@ class Learned:
                 named = {name: why for name, why in refused.items() if _NAME.fullmatch(name) and isinstance(why, str)}
                 self.refused.update(dict(list(named.items())[:_MOST]))
 
-    def remember(self) -> None:
-        """For the next kernel. Where there is no room or no right to write, it is not."""
+    def save(self) -> None:
+        """Save for the next kernel; does nothing if the disk is full or the directory not writable."""
         known = {"environment": environment(), "modules": list(self.tried)[:_MOST], "refused": self.refused}
         target = path()
         with suppress(OSError):
@@ -87,32 +87,32 @@ class Learned:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """All that is worth having, in the order of worth: memory may not suffice for all."""
+        """The modules to preload, most useful first: memory may not suffice for all."""
         names = (*TRAINING, *self.modules, *self.tried)
         return tuple(name for name in dict.fromkeys(names) if name not in self.refused)
 
 
 def path() -> Path:
-    """Where it is remembered."""
+    """The file for this environment."""
     caches = Path.home() / "Library" / "Caches" if sys.platform == "darwin" else Path.home() / ".cache"
     named = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
     return Path(os.environ.get("XDG_CACHE_HOME") or caches) / "nbspawn" / f"imports-{named}.json"
 
 
 def environment() -> str:
-    """Names this interpreter and its packages with their versions: another text means that modules may have changed."""
+    """A hash of this interpreter and its packages with their versions: if it differs, modules may have changed."""
     return _environment(changed_at())
 
 
 @functools.lru_cache(maxsize=1)
 def _environment(changed: tuple[int, ...]) -> str:
     packages = sorted(name for place in _places() for name in os.listdir(place) if name.endswith(("-info", ".egg")))
-    told = "\n".join([sys.version, sys.prefix, *packages])
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = "\n".join([sys.version, sys.prefix, *packages])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def changed_at() -> tuple[int, ...]:
-    """When packages were last installed or removed: times of the folders that hold them, in nanoseconds."""
+    """When packages were last installed or removed: modification times of their directories, in nanoseconds."""
     return tuple(os.stat(place).st_mtime_ns for place in _places())
 
 
@@ -121,7 +121,7 @@ def _places() -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A regular file of this user's, into which nobody else may write; anything else is as an empty one."""
+    """The contents of a regular file that this user owns and no other can write; {} for anything else."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -12,7 +12,7 @@ from nbspawn._protocol.messages import Printed
 from nbspawn._render.lines import LineBuffer
 from nbspawn.errors import UsageError
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # bytes
 
 
 def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
@@ -22,7 +22,7 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
     fds: list[int] = []
     try:
         for rank in range(nprocs):
-            fds.append(inherited.keep_from_children(open_log(files.log(rank))))
+            fds.append(inherited.close_after_fork(open_log(files.log(rank))))
             try:
                 fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -62,16 +62,16 @@ class LogTail:
 
     def read_to(self, offset: int | None) -> list[Printed]:
         """Everything up to ``offset`` (None: the end), the unfinished line too: something else comes next."""
-        told: list[Printed] = []
+        printed: list[Printed] = []
         while offset is None or self._offset < offset:
             size = _CHUNK if offset is None else min(_CHUNK, offset - self._offset)
             data = os.pread(self._fd, size, self._offset)
             if not data:
                 break
-            told += self._fold(data)
+            printed += self._fold(data)
         rest = tuple(self._buffer.finish())
         self._current = ""
-        return [*told, Printed(self._rank, rest, "")] if rest else told
+        return [*printed, Printed(self._rank, rest, "")] if rest else printed
 
     def _fold(self, data: bytes) -> list[Printed]:
         if not data:

@@ -8,42 +8,51 @@ has.
 from __future__ import annotations
 
 import os
-import types
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from nbspawn._payload.diagnosis import parts
+from nbspawn._engine.reachable import findings
 
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _PLUGINS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
 
 
+_ALONE = "{was} made in the notebook, for one process: each rank would train alone. Make {it} in the cell."
+_SHUFFLES = "{was} made in the notebook: ranks would shuffle {its} data differently. Make {it} in the cell."
+_HAS_PREPARED = "{has} prepared things in the notebook, for one process: make them and call prepare() in the cell."
+_PREPARED = "{was} prepared in the notebook, for one process: make {it} and call prepare() in the cell."
+_NO_PLUGIN = "{was} made in the notebook, where {it} kept no plugin: make {it} in the cell."
+_ONE = {"was": "was", "has": "has", "it": "it", "its": "its"}
+_SEVERAL = {"was": "were", "has": "have", "it": "them", "its": "their"}
+
+
 def notes(variables: Mapping[str, object]) -> tuple[str, ...]:
-    """A sentence for each of these variables, and of those that functions among them use, that is such an object."""
-    used = dict(variables)
-    for function in variables.values():
-        if issubclass(type(function), types.FunctionType):
-            used.update((step.removeprefix(" -> "), part) for step, part in parts(function))
-    told = []
-    for name in sorted(used):
-        with suppress(Exception):  # a proxy may raise whatever it is asked, and is none of these objects
-            told.append(_note(name, used[name]))
-    return tuple(filter(None, told))
+    """A sentence for those of these variables, and of what they use, that are such objects; one for all of a kind."""
+    if not any(library in sys.modules for library in (*_LIGHTNING, "transformers", "accelerate")):
+        return ()
+    found: dict[str, list[str]] = {}
+    for path, reason in findings(variables, _reason):
+        found.setdefault(reason, []).append(path)
+    return tuple(_sentence(sorted(paths), reason) for reason, paths in sorted(found.items()))
 
 
-def _note(name: str, value: Any) -> str:
+def _sentence(paths: list[str], reason: str) -> str:
+    *most, last = paths
+    return f"{', '.join(most)}{' and ' * bool(most)}{last} {reason.format(**(_SEVERAL if most else _ONE))}"
+
+
+def _reason(value: Any) -> str:
     for base in type(value).__mro__:
         package = base.__module__.partition(".")[0]
         if package in _LIGHTNING and base.__name__ in ("Trainer", "Fabric"):
-            return (
-                f"{name} was made in the notebook, for one process: each rank would train alone. Make it in the cell."
-            )
+            return _ALONE
         if package == "transformers" and base.__name__ == "Trainer" and getattr(value.args, "data_seed", None) is None:
-            return f"{name} was made in the notebook: ranks would shuffle its data differently. Make it in the cell."
+            return _SHUFFLES
         if package == "accelerate" and base.__name__ == "Accelerator":
             if value._models or value._optimizers or value._dataloaders:
-                return f"{name} has prepared things in the notebook, for one process: call prepare() in the cell."
+                return _HAS_PREPARED
             if any(os.environ.get(plugin) == "true" for plugin in _PLUGINS):
-                return f"{name} was made in the notebook, where it kept no plugin: make it in the cell."
-    return ""
+                return _NO_PLUGIN
+    # accelerate marks all of that, and would not prepare it again.
+    return _PREPARED if getattr(value, "__dict__", {}).get("_is_accelerate_prepared") else ""

@@ -15,16 +15,16 @@ from typing import Any
 from nbspawn._protocol.frames import Frame, Stack, users_frames
 
 _MOST = 12  # processes of py-spy at a time
-_PATIENCE = 10.0  # seconds; the first look at a process reads torch's symbols, which takes up to 1 s
+_TIMEOUT = 10.0  # seconds; the first dump of a process reads torch's symbols, which takes up to 1 s
 
-# The interpreter's own calls from one Python function to the next, and what binds C++ to Python, tell nobody anything.
+# The interpreter's own calls from one Python function to the next, and what binds C++ to Python, are of no use.
 _NOISE_IN = ("libpython", "python")
 _NOISE = ("0x", "pybind11::")
 
 
 def added(found: Mapping[int, Stack], pids: Mapping[int, int]) -> dict[int, Stack]:
     """The stacks with what py-spy sees in one rank of those that stand at the same place. Without, where there is no
-    py-spy, where the system lets nobody look into other processes, and where a rank has moved on meanwhile."""
+    py-spy, where the system lets nobody read other processes, and where a rank has moved on meanwhile."""
     program = _py_spy()
     alike: dict[tuple[Frame, ...], list[int]] = {}
     for rank, stack in found.items():
@@ -32,10 +32,10 @@ def added(found: Mapping[int, Stack], pids: Mapping[int, int]) -> dict[int, Stac
     if program is None:
         return dict(found)
     groups = [frames for frames in alike if frames][:_MOST]
-    looks = {frames: _start(program, pids[alike[frames][0]]) for frames in groups}
+    dumps = {frames: _start(program, pids[alike[frames][0]]) for frames in groups}
     filled = dict(found)
-    for frames, look in looks.items():
-        seen = _read(look)
+    for frames, dump in dumps.items():
+        seen = _read(dump)
         if [frame[:2] for frame in seen if frame.line] == [frame[:2] for frame in frames]:
             filled.update({rank: replace(found[rank], frames=seen) for rank in alike[frames]})
     return filled
@@ -51,15 +51,15 @@ def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-def _read(look: subprocess.Popen[bytes]) -> tuple[Frame, ...]:
+def _read(dump: subprocess.Popen[bytes]) -> tuple[Frame, ...]:
     """The main thread's stack, outermost first. A native frame has line 0, and its library for a file."""
     try:
-        answer, _ = look.communicate(timeout=_PATIENCE)
+        answer, _ = dump.communicate(timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
-        look.kill()
-        look.communicate()
+        dump.kill()
+        dump.communicate()
         return ()
-    if look.returncode:
+    if dump.returncode:
         return ()
     main: dict[str, Any] = next((one for one in json.loads(answer) if one["os_thread_id"] == one["pid"]), {})
     found = []

@@ -1,4 +1,4 @@
-"""How ranks are started: what ``%%spawn``, ``spawn`` and ``Session`` take beside what is to run."""
+"""How ranks are started: the options of ``%%spawn``, ``spawn`` and ``Session``, but for those of single commands."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from nbspawn.errors import UsageError
 
 MAX_RANKS = 512
 LARGEST_SEED = 2**32 - 1
-"""What numpy's generator takes."""
+"""The largest that numpy's generator accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """Made once, from what the user has typed; ``devices.resolve`` then replaces what depends on the machine.
+    """Made once, from the user's input; ``devices.resolve`` then replaces what depends on the machine.
 
-    Raises UsageError for a value that cannot be.
+    Raises UsageError for an invalid value.
     """
 
     nprocs: int | str = "auto"
-    """How many ranks, or 'auto', 'gpu', 'cpu', 'xla' or 'tpu'; resolved, a number."""
+    """The number of ranks, or 'auto', 'gpu', 'cpu', 'xla' or 'tpu'; a number after ``resolve``."""
     start_method: str = "auto"
     backend: str | None = None
-    """The process group to make in each rank: 'gloo', 'nccl', 'xla', 'tpu_dist' or, not yet resolved, 'auto'; None
-    leaves it to the user's own code."""
+    """The process group to make in each rank: 'gloo', 'nccl', 'xla', 'tpu_dist', or, before ``resolve``, 'auto'; None
+    if the user's own code makes it."""
     accelerator: str = ""
-    """Resolved: 'xla' (torch_xla) or 'tpu' (torch_tpu), which have to be made ready; '' for CUDA and the CPU."""
+    """Set by ``resolve``: 'xla' (torch_xla) or 'tpu' (torch_tpu), to be initialised; '' for CUDA and the CPU."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside the kernel's."""
+    """Environment variables in addition to the kernel's."""
     devices: Sequence[int] | None = None
     """The CUDA devices that the ranks may see; None for all."""
     threads: int | None = None
-    """Intra-op threads a rank; None: OMP_NUM_THREADS if it is set, else the cores shared out, at least 1."""
+    """Intra-op threads per rank; None: OMP_NUM_THREADS if set, else the cores divided by the ranks, at least 1."""
     seed: int | None = None
-    """Rank r begins with the random numbers of ``seed`` + r; None: with fresh ones."""
+    """Rank r seeds its random numbers with ``seed`` + r; None: with a different seed in each run."""
     log_dir: str | None = None
-    """Where the logs go, and stay; None for a private directory."""
+    """The directory for the logs, which are kept there; None for a private directory."""
     keep: bool = False
-    """Leave the ranks alive, for more to run."""
+    """Keep the ranks alive, for more commands."""
     idle_timeout: float | None = None
-    """Seconds without a command after which kept ranks end; None: never."""
+    """Seconds without a command after which kept ranks are ended; None: never."""
     long_group_timeout: bool = False
-    """Somebody may look at one rank for long, so the group of ``backend`` gets a day's timeout."""
+    """Give the process group of ``backend`` a timeout of a day: a rank may be in the debugger for long."""
     debugpy: bool = False
-    """Have each rank listen for a debugger (VS Code's) on a loopback port of its own."""
+    """Each rank listens for a debugger (VS Code's) on a loopback port of its own."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
@@ -56,6 +56,6 @@ class LaunchOptions:
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
             raise UsageError(f"seed must be between 0 and {LARGEST_SEED}, got {self.seed!r:.60}")
         if self.idle_timeout is not None and not self.keep:
-            raise UsageError("idle_timeout is for ranks that are kept: leave it out, or keep the ranks")
+            raise UsageError("idle_timeout is for kept ranks: leave it out, or keep the ranks")
         if self.idle_timeout is not None and not self.idle_timeout > 0:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")

@@ -1,4 +1,4 @@
-"""How the ranks of one run ended: what they said, what their exits say, and which of that are failures."""
+"""How the ranks of one command ended: what they reported, what their exits show, and which of that are failures."""
 
 from __future__ import annotations
 
@@ -8,55 +8,57 @@ from multiprocessing.process import BaseProcess
 from nbspawn._engine import failures
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Leaving, Raised, Returned
+from nbspawn._state.ending import Ending
 from nbspawn.errors import Failure
+
+Report = Returned | Raised | Leaving
+"""What a rank itself sends about the end of its command."""
 
 
 class Outcomes:
-    """``error_files`` are torch's: the word of a rank that failed before it had a channel."""
+    """``error_files`` are torch's: they hold the error of a rank that failed before it had a channel."""
 
     def __init__(self, processes: Sequence[BaseProcess], error_files: Sequence[str], files: RunFiles) -> None:
-        self.said: dict[int, Returned | Raised | Leaving] = {}
+        self.reported: dict[int, Report] = {}
         self.failures: list[Failure] = []
         self.interrupted: set[int] = set()
-        """Who has been told to raise KeyboardInterrupt."""
+        """The ranks that were asked to raise KeyboardInterrupt."""
         self.stopped: set[int] = set()
-        """Who has been sent a signal that ends a process, and had not finished."""
+        """The ranks that were sent a signal that ends a process, and had not finished."""
         self._processes = processes
         self._error_files = error_files
         self._files = files
 
-    def note(self, event: Returned | Raised | Leaving) -> None:
-        """The rank's own word."""
-        self.said[event.rank] = event
-        if isinstance(event, Raised) and (
-            event.by_quit or (event.name == "KeyboardInterrupt" and event.rank in self.interrupted)
-        ):
-            return  # as the person wished
-        if not isinstance(event, Returned):
-            self.failures.append(self._told(event))
+    def note(self, event: Report) -> None:
+        """The rank's own report. One that ended as the user asked it to is no failure."""
+        self.reported[event.rank] = event
+        if isinstance(event, Returned):
+            return
+        ending = Ending.of(event)
+        if not ending.requested(event.rank in self.interrupted):
+            self.failures.append(self._failure(ending))
 
-    def note_exit(self, rank: int, code: int | None, moment: float, unknown: str = "") -> None:
-        """Exit code 0 without the rank's own word that it finished is a failure; so is one that is ``unknown`` for
-        that reason."""
-        outcome = self.said.get(rank)
+    def note_exit(self, rank: int, code: int | None, moment: float, why_unknown: str = "") -> None:
+        """Exit code 0 without the rank's own report that it finished is a failure; so is an unknown code (None)."""
+        outcome = self.reported.get(rank)
         ended_well = isinstance(outcome, Returned) and not code
         known = isinstance(outcome, (Raised, Leaving)) or rank in self.stopped or rank in self.interrupted
         if not ended_well and not known:
-            self.failures.append(self._silent(rank, code, moment, unknown))
+            self.failures.append(self._failure(self._unreported(rank, moment, code, why_unknown)))
 
     def unfinished(self, moment: float) -> list[Failure]:
         """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""
-        return [
-            self._told(outcome)
-            if isinstance(outcome := self.said.get(rank), (Raised, Leaving))
-            else self._silent(rank, process.exitcode or 0, moment)
+        endings = [
+            Ending.of(outcome)
+            if isinstance(outcome := self.reported.get(rank), (Raised, Leaving))
+            else self._unreported(rank, moment, process.exitcode or 0)
             for rank, process in enumerate(self._processes)
-            if not isinstance(self.said.get(rank), Returned)
+            if not isinstance(self.reported.get(rank), Returned)
         ]
+        return [self._failure(ending) for ending in endings]
 
-    def _told(self, event: Raised | Leaving) -> Failure:
-        return failures.told(event, self._processes[event.rank].pid or 0, self._files)
+    def _failure(self, ending: Ending) -> Failure:
+        return failures.failure(ending, self._processes[ending.rank].pid or 0, self._files)
 
-    def _silent(self, rank: int, code: int | None, moment: float, unknown: str = "") -> Failure:
-        pid = self._processes[rank].pid or 0
-        return failures.silent(rank, pid, moment, code, self._error_files[rank], self._files, unknown)
+    def _unreported(self, rank: int, moment: float, code: int | None, why_unknown: str = "") -> Ending:
+        return failures.unreported(rank, moment, code, self._error_files[rank], self._files, why_unknown)

@@ -1,7 +1,7 @@
-"""One port for the ranks' ``init_process_group()``: a TCPStore that the kernel itself serves on the loopback.
+"""The port for the ranks' ``init_process_group()``: a TCPStore that the kernel itself serves on the loopback interface.
 
-torchrun does the same in its agent (TORCHELASTIC_USE_AGENT_STORE): all ranks are clients, so no two runs race for a
-port and no rank waits for rank 0 to listen.
+torchrun does the same in its agent (TORCHELASTIC_USE_AGENT_STORE): all ranks are clients, no two runs race for a port,
+and no rank waits for rank 0 to listen.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import uuid
 from functools import partial
 from typing import Any
 
-_HOST = "127.0.0.1"  # a number: the host's own name need not resolve
+_HOST = "127.0.0.1"  # an address: the host's own name need not resolve
 
 
 class Rendezvous:
-    """Holds the port from the start. Serves it once the first rank knocks: most cells never do, and starting the store
-    takes 2 ms, just when the ranks start. Those that are early wait in the queue of the socket."""
+    """Binds the port at once, and starts the store at the first connection: most cells make none, and the start takes
+    2 ms, just when the ranks start. Early connections wait in the socket's backlog."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._listener = socket.socket()
@@ -29,13 +29,13 @@ class Rendezvous:
         selector.register(self._listener, selectors.EVENT_READ, self.serve)
 
     def serve(self) -> None:
-        """Start the store's thread, unless it runs."""
+        """Start the store, unless it runs."""
         if self._store is not None:
             return
         from torch.distributed import TCPStore
 
         self._selector.unregister(self._listener)
-        # By itself a TCPStore listens on every interface; handed a socket, it serves on that one.
+        # By default a TCPStore listens on every interface; if it is given a socket, it serves on that one.
         serve = partial(
             TCPStore,
             _HOST,
@@ -46,11 +46,11 @@ class Rendezvous:
         )
         try:
             self._store = serve()
-        except NotImplementedError:  # torch 2.4: its libuv server cannot take a socket over, the older one can
+        except NotImplementedError:  # torch 2.4: its libuv server cannot take over a socket, the older one can
             self._store = serve(use_libuv=False)
 
     def environment(self, nprocs: int) -> dict[str, str]:
-        """What torchrun's agent tells its workers, but for the variables that differ by rank."""
+        """The environment variables that torchrun's agent sets for its workers, except those that differ by rank."""
         n = str(nprocs)
         return {
             "WORLD_SIZE": n,
@@ -68,7 +68,7 @@ class Rendezvous:
         }
 
     def close(self) -> None:
-        """Stop serving, and give the port back."""
+        """Stop the store, and release the port."""
         if self._store is None:
             self._selector.unregister(self._listener)
         self._listener.close()

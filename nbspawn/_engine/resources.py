@@ -20,25 +20,31 @@ class Resources:
     def __init__(self, files: RunFiles, nprocs: int) -> None:
         self._run = files.private
         guard.begin(self._run)
-        self.lifeline = inherited.keep_from_children(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self.lifeline = inherited.close_after_fork(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         self.selector = selectors.DefaultSelector()
-        inherited.keep_from_children(self.selector.fileno())
+        inherited.close_after_fork(self.selector.fileno())
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-            inherited.keep_from_children(end.fileno())
+            inherited.close_after_fork(end.fileno())
         self.selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
         self.hub = Hub(files.socket, nprocs, self.selector)
         self.rendezvous = Rendezvous(self.selector)
-        self.gauges = inherited.keep_from_children(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
-        self._interrupts = inherited.keep_from_children(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+        self.gauges = inherited.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+        self._announced = bytearray(nprocs)
+        self._interrupts = inherited.close_after_fork(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
 
-    def announce(self, interrupts: bytes | bytearray) -> None:
-        """Tell the ranks how many interrupts there have been for each."""
-        os.pwrite(self._interrupts, interrupts, 0)
+    def announce_interrupt(self, rank: int) -> None:
+        """One more interrupt is about to be sent to the rank: it ignores those that are not announced."""
+        self._announced[rank] = (self._announced[rank] + 1) % 256 or 1
+        os.pwrite(self._interrupts, self._announced, 0)
+
+    def announced_interrupts(self, rank: int) -> int:
+        """How many interrupts have been announced to the rank so far; from 255 the count goes on with 1."""
+        return self._announced[rank]
 
     def wake(self) -> None:
-        """Have the selector report something, so that nobody waits on; also when all is closed."""
+        """Have the selector report something, so that nobody goes on waiting; also when all is closed."""
         with contextlib.suppress(OSError):  # closed, or it has been woken often enough
             self._waker.send(b"!")
 
@@ -51,9 +57,9 @@ class Resources:
         self.rendezvous.close()
         self.hub.close()
         for end in (self._woken, self._waker):
-            inherited.forget(end.fileno())
+            inherited.unmark(end.fileno())
             end.close()
-        inherited.forget(self.selector.fileno())
+        inherited.unmark(self.selector.fileno())
         self.selector.close()
         inherited.close(self.gauges)
         inherited.close(self._interrupts)

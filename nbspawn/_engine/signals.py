@@ -22,7 +22,7 @@ def send(pid: int, number: int) -> None:
 
 
 def send_to_main_thread(pid: int, number: int) -> None:
-    """A signal to the process may land in a thread of OpenMP or gloo, which has no Python stack to tell of, and whose
+    """A signal to the process may land in a thread of OpenMP or gloo, which has no Python stack to write, and whose
     interruption does not wake the main thread from a system call."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):  # glibc 2.30

@@ -1,4 +1,4 @@
-"""Where ranks stand: asks them for their stacks, and reads what they write (_rank/stacks.py)."""
+"""Where ranks stand: asks them for their stacks, and reads the files that they write (_rank/stacks.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbspawn._engine import native, signals
 from nbspawn._protocol.frames import Frame, Stack, Threads, users_frames
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.signals import STACK
-from nbspawn._state.run import name_ranks
+from nbspawn._state.wording import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _BEGIN = "(most recent call first):"
@@ -23,15 +23,15 @@ _TICK = 0.002  # seconds
 _STEADY = 0.01  # seconds without a new line: the stack is whole
 _ANSWER = 0.2  # seconds; it takes a rank a millisecond of a processor, also in native code
 _ANSWER_A_RANK = 0.01  # seconds
-_THREADS_ANSWER = 0.8  # seconds: the sampler looks twice a second
+_THREADS_ANSWER = 0.8  # seconds: the sampler writes them twice a second
 
 
 class Stacks:
-    """Those of one run's ranks; ``cell`` is the file name of the cell that they run, if they run one."""
+    """Of the ranks that run one command; ``cell`` is the file name of the cell that they run, if they run one."""
 
     def __init__(self, files: RunFiles, cell: str | None) -> None:
         self._files = files
-        self._cell = cell
+        self.cell = cell
         self._asked: dict[int, int] = {}
 
     def ask(self, pids: Mapping[int, int]) -> None:
@@ -49,8 +49,8 @@ class Stacks:
         """The stacks of these ranks as they are now, within 0.2 s (64 ranks: 1 s); an empty one of a rank that does not
         answer.
 
-        ``deep`` looks at the other threads too (another 0.8 s if a rank holds Python's lock) and, where py-spy is
-        installed, at the frames of native code, in one rank of those that stand at the same place.
+        ``deep`` also reads the stacks of other threads (another 0.8 s if a rank holds Python's lock) and, where py-spy
+        is installed, the frames of native code, in one rank of those that stand at the same place.
         """
         before = self._send(pids)
         sizes = self._answered(before)
@@ -79,24 +79,24 @@ class Stacks:
         for rank in sorted(self._asked.keys() - set(besides)):
             if frames := _read(self._files.stack(rank), self._asked[rank]):
                 groups.setdefault(self._place(frames), []).append(rank)
-        told = []
+        sentences = []
         for place, ranks in groups.items():
             verb = "was" if len(ranks) == 1 else "were"
-            told.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
-        return told
+            sentences.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
+        return sentences
 
     def _place(self, frames: tuple[Frame, ...]) -> str:
         innermost = frames[-1]
-        if self._cell is None:
+        if self.cell is None:
             return described(innermost)
-        in_cell = [frame for frame in frames if frame.file == self._cell]
+        in_cell = [frame for frame in frames if frame.file == self.cell]
         if not in_cell:
             return "not in the cell's code"
         return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
 
     def _threads_of(self, sizes: Mapping[int, int]) -> dict[int, Threads]:
-        """What the ranks' other threads do, as they tell once their stacks have these sizes; nothing of one that does
-        not."""
+        """What the ranks' other threads do, as they report once their stacks have these sizes; nothing of one that
+        does not."""
         found: dict[int, Threads] = {}
         end = time.monotonic() + _THREADS_ANSWER
         while len(found) < len(sizes) and time.monotonic() < end:
@@ -121,23 +121,23 @@ def described(frame: Frame) -> str:
 
 
 def frames(text: str) -> tuple[Frame, ...]:
-    """The first stack in what faulthandler wrote, outermost frame first, from the person's outermost on."""
+    """The first stack in what faulthandler wrote, outermost frame first, from the user's outermost on."""
     found = _FRAME.finditer("".join(text.split(_BEGIN, 2)[1:2]))
     return users_frames(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
 
 
 def crash(path: Path) -> str:
-    """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the person's."""
+    """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the user's."""
     try:
         text = path.read_text("utf-8", "replace")
     except FileNotFoundError:
         return ""
     lines = text.partition("\n\nExtension modules:")[0].splitlines()
-    ours = [number for number, line in enumerate(lines) if any(part in line for part in _BELOW_THE_PERSON)]
+    ours = [number for number, line in enumerate(lines) if any(part in line for part in _NOT_THE_USERS)]
     return "\n".join(lines[: ours[0]] if ours else lines)
 
 
-_BELOW_THE_PERSON = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}_rank{os.sep}")
+_NOT_THE_USERS = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}_rank{os.sep}")
 
 
 def _read(path: Path, start: int) -> tuple[Frame, ...]:

@@ -1,4 +1,4 @@
-"""Which start method, and one sentence why."""
+"""Chooses the start method, and gives the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nbspawn._payload.packing import Packed
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 
 METHODS = ("auto", "fork", "forkserver", "spawn")
-_WORTH_SAYING = 0.1  # seconds of waiting for the fork server
+_WORTH_REPORTING = 0.1  # seconds of waiting for the fork server
 _TORCH_NAMES = {"fork": "fork", "forkserver": FORKSERVER, "spawn": SPAWN}
 
 
 @dataclass(frozen=True)
 class Start:
-    """``method`` is 'fork', 'forkserver' or 'spawn', ``why`` is what the view says of it; ``packed`` is the job where
-    it has to travel."""
+    """``method`` is 'fork', 'forkserver' or 'spawn', ``why`` the reason, for the view; ``packed`` is the packed job,
+    except under fork."""
 
     method: str
     why: str
@@ -30,12 +30,12 @@ class Start:
 
     @property
     def torch_name(self) -> str:
-        """The name under which torch's ``start_processes`` finds the context."""
+        """The name of the context for torch's ``start_processes``."""
         return _TORCH_NAMES[self.method]
 
     @property
     def title(self) -> str:
-        """As the view has it."""
+        """The name in the view."""
         if self.method == "forkserver":
             return "fork server" + (" (warm)" if self.warm else "")
         return self.method
@@ -50,12 +50,13 @@ def choose(
     environment: Mapping[str, str] | None = None,
     give_up: Callable[[], object] = bool,
 ) -> Start:
-    """Choose the method and pack the job, a ``kind`` that uses ``variables``, if it has to travel. ``needed`` are
-    modules that take seconds to import, and that each rank needs; ``environment`` is what the ranks' will be. What can
-    travel goes by the fork server, whether it is ready or not: how a cell behaves must not depend on when it runs.
-    While the server starts, this waits, or until ``give_up`` says so: KeyboardInterrupt.
+    """Choose the method, and pack the job unless the method is fork. ``kind`` is the kind of the job, ``variables`` are
+    what it uses. ``needed`` are modules that take seconds to import and that each rank needs; ``environment`` is the
+    ranks'. By default a job that can be packed uses the fork server, whether the server is ready or not: the
+    behaviour of a cell must not depend on when it runs. This function waits for the server's start, until ``give_up``
+    returns True: then it raises KeyboardInterrupt.
 
-    Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot travel and fork is not safe
+    Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot be packed and fork is not safe
     either, UsageError for an unknown method.
     """
     if requested not in METHODS:
@@ -85,7 +86,7 @@ def choose(
 def _wait_for_server(
     needed: Sequence[str], environment: Mapping[str, str] | None, give_up: Callable[[], object]
 ) -> str:
-    """What to say of the wait; '' if there was none worth a word."""
+    """Wait for the server; returns a text about the wait, '' if it was short."""
     began = time.monotonic()
     outdated = server.warm and environment is not None and server.out_of_date(environment)
     try:
@@ -95,7 +96,7 @@ def _wait_for_server(
     except OSError as failure:
         raise StartError(f"the fork server cannot start: {failure}") from None
     passed = time.monotonic() - began
-    if passed <= _WORTH_SAYING:
+    if passed <= _WORTH_REPORTING:
         return ""
     return f"waited {passed:.1f} s for it to {f'start again, since {outdated}' if outdated else 'start'}"
 
@@ -105,14 +106,14 @@ def _refuse_unsafe_fork(variables: Mapping[str, object]) -> None:
         raise StartError(f"fork cannot work here: {_join(found)}. Release it first, or create it inside the cell.")
     if hazards := fork_hazards() + poisoned_runtimes() or probe_if_changed():
         raise StartError(
-            f"fork cannot work here: {_join(hazards)}. Use -m forkserver (the default finds it by itself), or restart "
+            f"fork cannot work here: {_join(hazards)}. Use -m forkserver (or the default, auto), or restart "
             "the kernel and start the ranks before that."
         )
 
 
 def _fork_instead(refusal: PayloadError | StartError, variables: Mapping[str, object]) -> Start:
-    """Fork, which needs neither a payload nor a server, where it is safe. Raises what was in the way of the fork
-    server, and what makes fork unsafe, as one error."""
+    """Fork if that is safe: it needs neither a payload nor a server. Otherwise raise one error with both reasons: why
+    the fork server cannot be used, and what makes fork unsafe."""
     hazards = stranded(variables) or unsafe_to_fork()
     if isinstance(refusal, PayloadError):
         if hazards:

@@ -1,4 +1,4 @@
-"""TPUs: how many chips this machine has, and what torch_tpu needs of the process that starts its ranks.
+"""TPUs: how many chips this machine has, and what torch_tpu needs in the process that starts its ranks.
 
 torch_tpu is TorchTPU, which replaces torch_xla: device ``tpu``, backend ``tpu_dist``
 (https://github.com/google-pytorch/torch_tpu).
@@ -16,16 +16,16 @@ from nbspawn.errors import StartError, UsageError
 
 BACKENDS = ("tpu_dist", "tpu")
 
-_ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"  # one a rank
+_ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"  # one per rank
 
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
-# TPU v2 and v3, v4, v5p, v5e, v6e, v7: as torch_xla and torch_tpu know them.
+# TPU v2 and v3, v4, v5p, v5e, v6e, v7: the ids in torch_xla and torch_tpu.
 _CHIPS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
 
 def chips() -> int:
-    """The TPU chips on this machine's PCI bus: looking there claims none of them."""
+    """The number of TPU chips on this machine's PCI bus, which can be listed without claiming a chip."""
     return sum(
         _read(vendor) == _GOOGLE and _read(vendor.parent / "device") in _CHIPS for vendor in _PCI.glob("*/vendor")
     )
@@ -39,12 +39,12 @@ def _read(path: Path) -> str:
 
 
 def installed() -> bool:
-    """Is torch_tpu there?"""
+    """Is torch_tpu installed?"""
     return importlib.util.find_spec("torch_tpu") is not None
 
 
 def count() -> int:
-    """One rank a TPU that torch_tpu can use. Raises UsageError where it can use none."""
+    """One rank per TPU that torch_tpu can use. Raises UsageError where it can use none."""
     if not installed():
         raise UsageError(
             "torch_tpu is not installed in this environment: `pip install torch_tpu`, on a machine with a TPU"
@@ -61,10 +61,10 @@ def count() -> int:
 
 
 def prepare(nprocs: int) -> None:
-    """Set what ``nprocs`` ranks find in their environment, in this process's own, as torch_tpu's documentation has the
-    launching process do.
+    """Set the environment variables for ``nprocs`` ranks in this process, as torch_tpu's documentation prescribes for
+    the launching process.
 
-    Raises UsageError where torch_tpu cannot run so many, StartError if this process holds the TPU.
+    Raises UsageError if torch_tpu cannot run this number of ranks, StartError if this process holds the TPU.
     """
     import torch
 
@@ -76,9 +76,9 @@ def prepare(nprocs: int) -> None:
         runtime.distributed.set_tpu_launch_env(nproc_per_node=nprocs)
     except (ValueError, RuntimeError) as refusal:
         raise UsageError(f"torch_tpu cannot run {nprocs} ranks on the {found} TPUs here: {refusal}") from None
-    settled = len(os.environ[_ADDRESSES].split(","))
-    if settled != nprocs:  # it never changes what is set
+    configured = len(os.environ[_ADDRESSES].split(","))
+    if configured != nprocs:  # torch_tpu never changes variables that are set
         raise UsageError(
-            f"torch_tpu's environment is for {settled} ranks in this kernel ({_ADDRESSES}), and stays so: use "
-            f"{settled} ranks, or restart the kernel for {nprocs}"
+            f"torch_tpu is configured for {configured} ranks in this kernel ({_ADDRESSES}): use {configured} ranks, or "
+            f"restart the kernel for {nprocs}"
         )

@@ -1,7 +1,7 @@
-"""torch_xla as the kernel sees it: how many ranks it runs here, what they need, and what it cannot do.
+"""torch_xla in the kernel: how many ranks it can run, what they need, and what it cannot do.
 
-Ranks are made as torch_xla makes processes of its own (torch_xla/_internal/pjrt.py): one for each TPU chip, or a
-single one. Nothing here imports it.
+Ranks are what torch_xla's own processes are (torch_xla/_internal/pjrt.py): one per TPU chip, or a single one. Nothing
+here imports torch_xla.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from nbspawn.errors import StartError, UsageError
 BACKEND = "xla"
 PACKAGE = "torch_xla"
 _DEVICE = "PJRT_DEVICE"
-_LAST = (2, 9)  # there is none for a later torch: https://github.com/pytorch/xla/issues/9684
+_LAST = (2, 9)  # no release for a later torch: https://github.com/pytorch/xla/issues/9684
 
 
 def installed() -> bool:
-    """Is torch_xla there?"""
+    """Is torch_xla installed?"""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def check() -> None:
-    """Raises UsageError where torch_xla is not installed, or is for another torch: it would fail to load, with the name
-    of a C++ symbol."""
+    """Raises UsageError if torch_xla is not installed, or is for another version of torch: its import would fail with
+    the name of a C++ symbol."""
     ours = _minor(torch.__version__)
     if not installed():
         if ours > _LAST:
@@ -41,7 +41,7 @@ def check() -> None:
     version = importlib.metadata.version(PACKAGE)
     if _minor(version) != ours:
         raise UsageError(
-            f"torch_xla {version} does not load beside torch {torch.__version__}: both must be of one minor version"
+            f"torch_xla {version} does not load with torch {torch.__version__}: both need the same minor version"
         )
 
 
@@ -51,14 +51,14 @@ def device_type(env: Mapping[str, str]) -> str:
 
 
 def count(env: Mapping[str, str]) -> int:
-    """One rank a TPU chip; one on any other device."""
+    """One rank per TPU chip; one on any other device."""
     return max(1, tpu.chips()) if device_type(env) == "TPU" else 1
 
 
 def prepare(nprocs: int, env: Mapping[str, str]) -> dict[str, str]:
-    """What ``nprocs`` ranks need in their environment beside ``env``.
+    """The environment variables that ``nprocs`` ranks need in addition to ``env``.
 
-    Raises UsageError where torch_xla cannot run so many, StartError if this process holds the TPU.
+    Raises UsageError if torch_xla cannot run this number of ranks, StartError if this process holds the TPU.
     """
     check()
     kind = device_type(env)
@@ -68,7 +68,7 @@ def prepare(nprocs: int, env: Mapping[str, str]) -> dict[str, str]:
             runs_on = (
                 f"all {found} TPU chips of this machine, or on one" if found > 1 else "the one TPU chip of this machine"
             )
-            raise UsageError(f"torch_xla runs on {runs_on}: {nprocs} ranks cannot be. Use xla for the number of ranks")
+            raise UsageError(f"torch_xla runs on {runs_on}, got {nprocs} ranks: use xla for the number of ranks")
         runtime = sys.modules.get("_XLAC")
         if runtime is not None and runtime._xla_runtime_is_initialized():
             raise StartError(fork_safety.holds_the_tpu("xla"))
@@ -76,7 +76,7 @@ def prepare(nprocs: int, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def note(nprocs: int, env: Mapping[str, str], backend: str | None) -> str:
-    """What the view has to warn of; '' for nothing."""
+    """A warning for the view; '' for none."""
     if nprocs == 1 or device_type(env) == "TPU":
         return ""
     group = "; the process group is gloo's, and takes CPU tensors" if backend == BACKEND else ""

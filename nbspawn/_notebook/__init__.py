@@ -1,1 +1,1 @@
-"""The kernel's face: the magic, what it shows. Only here does kernel-side code import IPython or ipywidgets."""
+"""The kernel's user interface: magics and views. Only here does kernel-side code import IPython or ipywidgets."""

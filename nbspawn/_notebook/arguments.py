@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 VIEWS = ("auto", "widget", "html", "text", "quiet")
 _NPROCS = ("auto", "cpu", "gpu", "tpu", "xla")
 _IPYTHONS = re.compile(r"In|Out|get_ipython|exit|quit|_{1,3}|_i{1,3}|_i?\d+|_(dh|ih|oh|sh|exit_code)")
-"""The variables that it keeps in the notebook's namespace: without its get_ipython no magic works any more."""
+"""IPython's own variables in the notebook's namespace: without get_ipython no magic works any more."""
 
 
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would print and exit."""
 
     def error(self, message: str) -> NoReturn:
-        """One line, and where to read more."""
-        from nbspawn.errors import UsageError  # has torch in its train, which %load_ext must not wait for
+        """The error in one line, and where the options are listed."""
+        from nbspawn.errors import UsageError  # imports torch, which %load_ext must not wait for
 
         raise UsageError(f"{message}. {self.prog}? lists the options.")
 
@@ -53,13 +53,13 @@ def _seconds(text: str) -> float:
 
 def _threads(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads (1 or more)")
+        raise argparse.ArgumentTypeError(f"the number of threads must be 1 or more, got {text!r}")
     return int(text)
 
 
 def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed (0 to {2**32 - 1})")
+        raise argparse.ArgumentTypeError(f"the seed must be between 0 and {2**32 - 1}, got {text!r}")
     return int(text)
 
 
@@ -78,7 +78,7 @@ def _numbers(text: str) -> frozenset[int]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, got {text!r}")
     return int(text)
 
 
@@ -93,13 +93,13 @@ def _variable(text: str) -> str:
     if not text.isidentifier():
         refusal = "cannot be the name of a variable"
     elif keyword.iskeyword(text):
-        refusal = "is a keyword of Python's: choose another name"
+        refusal = "is a Python keyword: choose another name"
     elif _IPYTHONS.fullmatch(text):
-        refusal = "is a variable of IPython's own: choose another name"
+        refusal = "is one of IPython's own variables: choose another name"
     elif text.startswith("__") and text.endswith("__"):
-        refusal = "is a name of Python's own, as all with two underscores at both ends: choose another"
+        refusal = "is reserved by Python, as every name with two underscores at both ends: choose another"
     elif hasattr(builtins, text):
-        refusal = "is one of Python's builtins, which the notebook needs: choose another name"
+        refusal = "is a Python builtin, which the notebook needs: choose another name"
     else:
         return text
     raise argparse.ArgumentTypeError(f"{text!r} {refusal}")
@@ -135,17 +135,22 @@ def _parser() -> Parser:
         metavar="NPROCS",
         type=_ranks,
         nargs="?",
-        help="how many ranks: a number, cpu (one a core), gpu (one a GPU), xla or tpu (one a TPU chip, by torch_xla or "
-        "torch_tpu), auto (default: one a GPU or TPU chip where there is one, else one a core)",
+        help="how many ranks: a number, cpu (one per core), gpu (one per GPU), xla or tpu (one per TPU chip, by "
+        "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core)",
     )
-    add("--nnodes", metavar="K", type=_count, help="machines, as under torchrun: one, here")
-    add("--nproc-per-node", metavar="M", type=_count, help="ranks a machine, as under torchrun: NPROCS by another name")
+    add("--nnodes", metavar="K", type=_count, help="number of machines, as under torchrun: 1")
+    add(
+        "--nproc-per-node",
+        metavar="M",
+        type=_count,
+        help="ranks per machine, as under torchrun: another name for NPROCS",
+    )
     add(
         "-m",
         "--start-method",
         choices=("auto", "fork", "forkserver", "spawn"),
         default="auto",
-        help="how the ranks' processes are made (default auto: the fork server where what the cell uses can travel)",
+        help="how processes are started (default auto: the fork server if all that the cell uses can be pickled)",
     )
     add(
         "-b",
@@ -155,60 +160,76 @@ def _parser() -> Parser:
         "that fits)",
     )
     _add_common(add)
-    add("--env", metavar="K=V", type=_setting, nargs="+", action="extend", default=[], help="environment of the ranks")
+    add(
+        "--env",
+        metavar="K=V",
+        type=_setting,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="environment variables of the ranks",
+    )
     add("--devices", metavar="0,2", type=_devices, help="the GPUs that the ranks may use (default: all)")
     add(
         "--threads",
         metavar="N",
         type=_threads,
-        help="threads of torch's operations in each rank (default: OMP_NUM_THREADS, else the cores shared out)",
+        help="intra-op threads per rank (default: OMP_NUM_THREADS, else the cores divided by the ranks)",
     )
     add(
         "--seed",
         metavar="N",
         type=_seed,
-        help="repeat a run's random numbers: rank r seeds random, numpy and torch with N + r (default: fresh ones)",
+        help="rank r seeds random, numpy and torch with N + r (default: different random numbers in each run)",
     )
     add(
-        "--log-dir", metavar="DIR", help="where each rank's whole output goes, and stays (default: a private directory)"
+        "--log-dir",
+        metavar="DIR",
+        help="write each rank's whole output here, and keep it (default: a private directory)",
     )
-    add("-k", "--keep", action="store_true", help="leave the ranks alive, with their variables, for %%%%ranks")
+    add("-k", "--keep", action="store_true", help="keep the ranks alive, with their variables, for %%%%ranks")
     add(
         "--name",
         metavar="NAME",
         type=_name,
-        help="a name for ranks that stay, or run in the background: %%%%ranks @NAME",
+        help="a name for kept ranks or a run in the background: %%%%ranks @NAME",
     )
-    add("--idle-timeout", metavar="S", type=_seconds, help="end kept ranks that have had nothing to run for S seconds")
-    add("--debugpy", action="store_true", help="have each rank listen for VS Code's debugger, on a loopback port")
+    add("--idle-timeout", metavar="S", type=_seconds, help="end kept ranks that have been idle for S seconds")
+    add("--debugpy", action="store_true", help="listen for VS Code's debugger in each rank, on a loopback port")
     _add_seen(add)
     return parser
 
 
 def _add_common(add: Callable[..., Any]) -> None:
     add("-o", "--out", metavar="NAME", type=_variable, help="bind the results, a sequence by rank, to NAME")
-    add("-t", "--timeout", metavar="S", type=_seconds, help="stop the ranks after S seconds and say where they stood")
+    add(
+        "-t", "--timeout", metavar="S", type=_seconds, help="stop the ranks after S seconds and show where each one was"
+    )
     add(
         "-g",
         "--grace-period",
         metavar="S",
         type=_seconds,
-        help="seconds between KeyboardInterrupt and SIGTERM when ranks have to be stopped (default 3)",
+        help="seconds between KeyboardInterrupt and SIGTERM when ranks are stopped (default 3)",
     )
 
 
 def _add_seen(add: Callable[..., Any]) -> None:
-    add("--background", action="store_true", help="return at once with a handle; the run goes on behind later cells")
+    add("--background", action="store_true", help="return a handle at once; the run continues while later cells run")
     add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
     add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
     add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
-    add("--profile", action="store_true", help="unfold where the time went, line by line and rank by rank")
-    add("--timings", action="store_true", help="tell how long payload, start, rendezvous, run, results, teardown took")
+    add("--profile", action="store_true", help="unfold the profile: time by line and by rank")
+    add(
+        "--timings",
+        action="store_true",
+        help="show how long payload, start, rendezvous, run, results and teardown took",
+    )
     add(
         "--local-ranks-filter",
         metavar="0,1",
         type=_numbers,
-        help="show the output of these ranks only (as under torchrun; the logs keep all)",
+        help="show the output of these ranks only, as under torchrun (the logs contain all)",
     )
     add("-h", "--help", action="store_true", help="show this and run nothing")
 
@@ -218,8 +239,8 @@ def _ranks_parser() -> Parser:
         prog="%%ranks",
         add_help=False,
         allow_abbrev=False,
-        description="Run this cell in the ranks that %%spawn --keep left alive: in all, or in those that are named.",
-        epilog="%%ranks alone lists them; %%ranks followed by one of these acts on them: "
+        description="Run this cell in the ranks that %%spawn --keep has kept alive: in all, or in the selected ones.",
+        epilog="%%ranks alone lists them; %%ranks followed by one of these commands acts on them: "
         + "; ".join(verb.usage for verb in VERBS)
         + ".",
     )
@@ -227,8 +248,8 @@ def _ranks_parser() -> Parser:
     add("which", metavar="WHICH", type=_which, nargs="*", help="ranks, such as 0,2 or 1:, and a session's name: @eval")
     _add_common(add)
     add("--push", metavar="A,B", type=_names, default=[], help="send these variables of the notebook to the ranks")
-    add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no line of its own
-    add("--pull", metavar="A,B", type=_names, default=[], help="bring these variables back, each as a sequence by rank")
+    add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no magic line
+    add("--pull", metavar="A,B", type=_names, default=[], help="fetch these variables, each as a sequence by rank")
     _add_seen(add)
     return parser
 
@@ -239,13 +260,13 @@ RANKS_PARSER = _ranks_parser()
 
 @functools.lru_cache(maxsize=64)
 def parse(line: str, parser: Parser = PARSER) -> Any:
-    """The options as a namespace, the same for the same line. Raises UsageError, one line that says what to do."""
+    """The options as a namespace, cached by line. Raises UsageError with a one-line message."""
     return parser.parse_args(split(line, parser))
 
 
 def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
-    """What ``%%spawn`` says of how to start its ranks; ``call_pdb`` is IPython's ``%pdb on``. Raises UsageError."""
-    from nbspawn._engine.options import LaunchOptions  # torch comes with it
+    """How to start the ranks, from the ``%%spawn`` line; ``call_pdb`` is IPython's ``%pdb on``. Raises UsageError."""
+    from nbspawn._engine.options import LaunchOptions  # imports torch
 
     return LaunchOptions(
         nprocs=_nprocs(given),
@@ -265,17 +286,17 @@ def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
 
 def _nprocs(given: Any) -> int | str:
     if (given.nnodes or 1) > 1:
-        PARSER.error(f"--nnodes {given.nnodes}: ranks are started on this machine alone")
+        PARSER.error(f"--nnodes must be 1, got {given.nnodes}: ranks are started on this machine only")
     if given.nproc_per_node and given.nprocs not in (None, given.nproc_per_node):
-        PARSER.error(f"--nproc-per-node {given.nproc_per_node} on one machine is not NPROCS {given.nprocs}")
+        PARSER.error(f"--nproc-per-node {given.nproc_per_node} contradicts NPROCS {given.nprocs}: give one of them")
     return given.nproc_per_node or given.nprocs or "auto"
 
 
 def command_options(
     given: Any, call_pdb: bool, view: View | None, banner: str, explain: Callable[[BaseException], None]
 ) -> CommandOptions:
-    """What ``%%spawn`` and ``%%ranks`` say of how to run the cell. Raises UsageError."""
-    from nbspawn._session.options import GRACE_PERIOD, CommandOptions  # torch comes with it
+    """How to run the cell, from the ``%%spawn`` or ``%%ranks`` line. Raises UsageError."""
+    from nbspawn._session.options import GRACE_PERIOD, CommandOptions  # imports torch
 
     return CommandOptions(
         timeout=given.timeout,
@@ -290,7 +311,7 @@ def command_options(
 
 
 def split(line: str, parser: Parser) -> list[str]:
-    """The words of a line, quoted as for a shell. Raises UsageError for a quote that is left open."""
+    """The words of a line, quoted as for a shell. Raises UsageError for an unclosed quote."""
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -298,8 +319,8 @@ def split(line: str, parser: Parser) -> list[str]:
 
 
 def selected(which: list[str], nprocs: int) -> list[int]:
-    """The ranks that ``0,2`` or ``1:`` names, of ``nprocs``; all if nothing is said. Raises UsageError for one that is
-    not there, or where none is left."""
+    """The ranks, of ``nprocs``, that ``0,2`` or ``1:`` selects; all if ``which`` names none. Raises UsageError for a
+    rank that does not exist, or an empty selection."""
     try:
         parts = [part for word in which if not word.startswith("@") for part in _which(word).split(",")]
     except argparse.ArgumentTypeError as error:
@@ -314,14 +335,14 @@ def selected(which: list[str], nprocs: int) -> list[int]:
         elif -nprocs <= int(part) < nprocs:
             chosen.add(range(nprocs)[int(part)])
         else:
-            RANKS_PARSER.error(f"there is no rank {part} of {nprocs}")
+            RANKS_PARSER.error(f"there is no rank {part}: the ranks are 0 to {nprocs - 1}")
     if not chosen:
-        RANKS_PARSER.error(f"{' '.join(which)} names none of the {nprocs} ranks")
+        RANKS_PARSER.error(f"{' '.join(which)} selects none of the {nprocs} ranks")
     return sorted(chosen)
 
 
 def session_names(which: list[str]) -> list[str]:
-    """The names after ``@``, each once. Raises UsageError for one that can be none."""
+    """The names after ``@``, without duplicates. Raises UsageError for an invalid name."""
     names = [word[1:] for word in which if word.startswith("@")]
     try:
         return list(dict.fromkeys(map(_name, names)))
@@ -330,16 +351,16 @@ def session_names(which: list[str]) -> list[str]:
 
 
 def session_name(which: list[str]) -> str:
-    """The one name after ``@``; '' if none is given. Raises UsageError for several."""
+    """The only name after ``@``; '' if none is given. Raises UsageError for several."""
     names = session_names(which)
     if len(names) > 1:
-        told = " and ".join(f"@{name}" for name in names)
-        RANKS_PARSER.error(f"{told} are {len(names)} sessions, and this is for one at a time: name one of them")
+        given = " and ".join(f"@{name}" for name in names)
+        RANKS_PARSER.error(f"expected one session, got {len(names)}: {given}")
     return names[0] if names else ""
 
 
 def complete(line: str) -> list[str]:
-    """What may come next on a ``%%spawn``, ``%%ranks`` or ``%ranks`` line that ends where the cursor is."""
+    """Completions for a ``%%spawn``, ``%%ranks`` or ``%ranks`` line that ends at the cursor."""
     words = line.split()
     partial = "" if line.endswith(" ") or len(words) < 2 else words[-1]
     before = words[-1] if not partial else words[-2]

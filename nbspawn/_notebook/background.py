@@ -1,8 +1,8 @@
-"""A run in the background under the cell that started it, wherever the kernel is meanwhile.
+"""Shows a run in the background under the cell that started it, while the kernel runs other cells.
 
-Front ends put what is printed or displayed under the cell that runs at that time, or drop it. Only updates of displays
-that are there already find their place in all of them, so every place is made while the cell still runs: the table, the
-controls, the text, the displays, the error, in this order.
+Front ends put what is printed or displayed under the cell that runs at that time, or drop it. Only updates of existing
+displays are shown in the right place by all of them. So every display is made while the cell still runs: the table, the
+controls, the text, the ranks' displays, the error, in this order.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from nbspawn._session import views
 from nbspawn._session.background import Attachment, BackgroundView
 
 PLACES = 12
-"""Displays of ranks that are shown at the same time; a newer one takes the place of the oldest."""
+"""Displays of ranks that are shown at the same time; a newer one replaces the oldest."""
 
-_LINES = 200  # of what was printed last
+_LINES = 200  # that were printed last
 _BYTES = 16_000
 _REDRAW = 0.2  # seconds between two updates of the text: each sends all of it again
 
 
 class TextDisplay:
-    """A display that holds the last of a text; ``publish`` is the shell's display publisher."""
+    """A display of the last lines of a text; ``publish`` is the shell's display publisher, ``tee`` also gets everything
+    that is written."""
 
-    def __init__(self, publish: Callable[..., None]) -> None:
+    def __init__(self, publish: Callable[..., None], tee: Callable[[str], object] = bool) -> None:
         self.cut = False
-        """Has something been dropped?"""
+        """Have lines been dropped?"""
         self.log_dir = ""
-        """Where all of it is."""
+        """Where the whole text is."""
         self._publish = publish
+        self._tee = tee
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._lines: deque[str] = deque()
         self._bytes = 0
@@ -42,11 +44,12 @@ class TextDisplay:
         self._drawn_at = 0.0
 
     def open(self) -> None:
-        """Make the display; nothing is in it."""
+        """Make an empty display."""
         self._draw("", update=False)
 
     def write(self, text: str) -> None:
-        """Keep the last lines."""
+        """Add text; only the last lines are kept."""
+        self._tee(text)
         for line in text.splitlines(keepends=True):
             self._lines.append(line)
             self._bytes += len(line)
@@ -56,14 +59,14 @@ class TextDisplay:
                 self.cut = True
 
     def refresh(self, if_due: bool = False) -> None:
-        """Show what is new: now, or if it is time."""
+        """Show new text, if there is any: now, or only if an update is due."""
         if self._changed and not (if_due and time.monotonic() - self._drawn_at < _REDRAW):
             self._changed, self._drawn_at = False, time.monotonic()
             head = f"… earlier lines are in {self.log_dir}\n" if self.cut else ""
             self._draw(head + "".join(self._lines), update=True)
 
     def replace(self, text: str) -> None:
-        """Show this alone."""
+        """Show this text only."""
         self._draw(text, update=True)
 
     def _draw(self, text: str, update: bool) -> None:
@@ -74,10 +77,10 @@ class TextDisplay:
 def notebook_view(
     shell: Any, kind: str, profile: bool, controls: bool, only: Collection[int] | None = None
 ) -> BackgroundView:
-    """Under the cell."""
+    """The view under a notebook's cell."""
     attachment = Attachment(replay=True)
     publish = shell.display_pub.publish
-    text, error = TextDisplay(publish), TextDisplay(publish)
+    text, error = TextDisplay(publish, attachment.write), TextDisplay(publish)
     view = NotebookView(
         shell, kind, profile, controls, only, prompter=attachment, text=text, error=error, places=PLACES
     )
@@ -85,7 +88,7 @@ def notebook_view(
 
 
 def console_view(table: bool, profile: bool, only: Collection[int] | None = None) -> BackgroundView:
-    """In a terminal: lines that come while the user types, and the table at the end."""
+    """The view in a terminal: lines appear while the user types, the table at the end."""
     attachment = Attachment(replay=False)
 
     def write(text: str) -> None:

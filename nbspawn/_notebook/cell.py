@@ -1,4 +1,4 @@
-"""From the text under ``%%spawn`` to a job: IPython's name for the cell, its line numbers, the variables it uses."""
+"""Makes a job of the text below ``%%spawn``: IPython's name for the cell, its line numbers, the variables it uses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nbspawn._rank.shell import displays
 from nbspawn.errors import RankExitedError, RankRaisedError, SpawnError
 
 _OLD_GROUP = "is not initialized in the world group map"
-"""What torch says of a process group that it no longer knows."""
+"""In torch's message about a process group that no longer exists."""
 _MAKE_AGAIN = (
-    "The process group was made anew after an error. What was built on the old one must be made again: device meshes, "
-    "FSDP models, subgroups."
+    "The process group was created again after an error. What was built on the old one must be created again, too: "
+    "device meshes, FSDP models, subgroups."
 )
 _EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
@@ -32,9 +32,9 @@ def job(
     magic: str = "%%spawn",
     push: Sequence[str] | None = None,
 ) -> CellJob:
-    """Raises the cell's SyntaxError, shown as any cell's would be. ``magic`` and ``line`` are its first line ('' if it
-    has none). ``push`` are the variables to send, if that is not for the cell's text to say."""
-    displays()  # a forked rank finds them made, and their module imported, which would cost each of them 10 ms
+    """The cell as a job. ``magic`` and ``line`` are its first line ('' if it has none). ``push`` are the variables to
+    send; None: those that the cell's text uses. Raises the cell's SyntaxError, shown like any cell's."""
+    displays()  # a forked rank inherits the instances and their module, whose import would take 10 ms in each rank
     filename = _cell_name(shell)
     source = _with_line_numbers(magic, line, body)
     transform = functools.cache(shell.transform_cell)
@@ -59,38 +59,38 @@ def job(
     )
     if push is not None:
         return CellJob(command, shell.user_ns, *names)
-    # Names of the shell's own (exit, In, ...) as long as the person has not rebound them: each rank has its own.
-    # Not the values of earlier cells (`_`, `_5`), which IPython hides in the same way.
+    # The shell's own names (exit, In, ...), unless the user has rebound them: each rank has its own. The values of
+    # earlier cells (`_`, `_5`) are sent, although IPython hides them in the same way.
     hidden = {name: value for name, value in shell.user_ns_hidden.items() if not _EARLIER.fullmatch(name)}
     own = {name for name, value in hidden.items() if shell.user_ns.get(name) is value}
     return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
 
 
 def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> None:
-    """Have the one error of ``kept`` ranks or others say what to do; ``regrouped``: an earlier command's error made the
-    ranks make their process group anew."""
+    """Add to the error of a run what the user can do. ``kept``: of kept ranks; ``regrouped``: their process group was
+    created again after the error of an earlier command."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
         error.lines += tuple(_advice(shell, error.summary, kept))
         if regrouped and any(_OLD_GROUP in line for line in error.lines):
             error.lines += (_MAKE_AGAIN,)
-        error.args = (error.summary,)  # the cell shows the traceback by itself; this is the front end's one line
+        error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary
 
 
 def _advice(shell: Any, summary: str, kept: bool) -> list[str]:
-    """What to do about a NameError for a variable that the notebook has: the cell's text does not name it (``eval``,
-    ``%run``), so it was not sent; to ``kept`` ranks none is sent by itself."""
+    """What to do about a NameError for a variable that exists in the notebook. The cell's text does not name it
+    (``eval``, ``%run``), so it was not sent; ``kept`` ranks get variables only by ``--push``."""
     missing = re.search(r"NameError: name '(\w+)' is not defined", summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []
     name = missing[1]
     if kept:
-        return [f"The notebook has {name}, the ranks have not: %%ranks --push {name} sends it."]
-    return [f"The notebook has {name}, but the cell does not name it, so it was not sent: name it, or use -m fork."]
+        return [f"{name} exists in the notebook, but not in the ranks: %%ranks --push {name} sends it."]
+    return [f"{name} was not sent, because the cell's text does not name it: name it, or use -m fork."]
 
 
 def debugged_already(shell: Any) -> None:
-    """Under ``%pdb on`` IPython would open its debugger for the error of this cell too, in the kernel, where there is
-    nothing to see: the person has just looked at the rank."""
+    """Have IPython not open its debugger for the error of this cell. Under ``%pdb on`` it would do so in the kernel,
+    which has none of the rank's frames: the user has just debugged the rank."""
     shell.call_pdb = False
 
     def again(*_: object) -> None:
@@ -101,8 +101,8 @@ def debugged_already(shell: Any) -> None:
 
 
 def _with_line_numbers(magic: str, line: str, body: str) -> str:
-    """The magic's line stays as a comment, so that line 5 of a traceback is line 5 of the cell. A cell magic inside has
-    to come first."""
+    """The cell with the magic's line as a comment: line 5 of a traceback is then line 5 of the cell. A cell magic in
+    the body has to come first, so then there is no comment."""
     if not magic or body.lstrip().startswith("%%"):
         return body
     return f"# {magic} {line}\n{textwrap.dedent(body)}"
@@ -117,19 +117,19 @@ def _cell_name(shell: Any) -> str:
 
 
 def _numbers(shell: Any) -> dict[str, int]:
-    """File name -> execution count; IPython 7 does not keep it."""
+    """File name -> execution count; empty under IPython 7, which does not store it."""
     return getattr(shell.compile, "_filename_map", {})
 
 
 def _sources(shell: Any) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """The notebook's other cells, as tracebacks in the ranks will look for them."""
+    """The sources of the notebook's cells, for tracebacks in the ranks."""
     numbers = _numbers(shell)
     cached = getattr(linecache, "_ipython_cache", {}) or {name: linecache.cache.get(name) for name in numbers}
     return {name: (numbers.get(name, 0), tuple(entry[2])) for name, entry in cached.items() if entry is not None}
 
 
 def _syntax_error(shell: Any, error: SyntaxError) -> SpawnError:
-    """Named as what it is, but no subclass: IPython would show our own frames for one."""
+    """An error with the name of ``error``'s class, but no SyntaxError: for one IPython would show nbspawn's frames."""
     shown = type(type(error).__name__, (SpawnError,), {})(str(error))
     shown.lines = tuple(shell.SyntaxTB.structured_traceback(type(error), error, []))
     return shown

@@ -1,4 +1,4 @@
-"""A run in a terminal: the ranks' output scrolls, the table stays below it and is drawn again in place."""
+"""Shows a run in a terminal: the ranks' output scrolls, the table stays below it and is redrawn in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import DisplayData, Event, InputReply, Printed
 from nbspawn._render import profile, stacks, text
 from nbspawn._render.lines import strip_ansi
-from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, source, write_to_stdout
+from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
@@ -20,8 +20,8 @@ _UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up,
 
 
 class ConsoleView:
-    """Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the table is drawn once, at the end.
-    ``profile`` adds where the time went; ``only`` are the ranks whose output is shown."""
+    """The ranks' output and the table. Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the
+    table is drawn once, at the end. ``profile`` adds the profile; ``only`` are the ranks whose output is shown."""
 
     run: Run
 
@@ -45,21 +45,21 @@ class ConsoleView:
 
     @property
     def present(self) -> bool:
-        """Is somebody there to be asked?"""
+        """Can the user be asked?"""
         return self._prompter.present
 
     def actions(self) -> Sequence[Action]:
-        """There is nothing to press."""
+        """What the user has requested; the terminal itself has no buttons."""
         return self._prompter.actions()
 
     def open(self, run: Run) -> None:
-        """Nothing is shown before a rank prints, or a moment has passed."""
+        """Nothing is shown until a rank prints, or ``AT_ONCE`` seconds have passed."""
         self.run = run
         self._lines.open(run)
         self._profile = Profile(run.cell)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """Output above, table below; a display is shown as its text."""
+        """Output above, table below; displays are shown as text."""
         self.run = run
         self._profile.add(events)
         self._lines.debugging = "debugging" in run.counts
@@ -69,31 +69,31 @@ class ConsoleView:
         if self._live and not at_once and self._pace.due(run):
             self._draw(run)
 
-    def say(self, text: str) -> None:
-        """Above the table."""
-        self._lines.say(text)
+    def notify(self, text: str) -> None:
+        """Show a message above the table."""
+        self._lines.notify(text)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """The prompt takes the table's place."""
+        """The prompt replaces the table."""
         self._lines.flush()
         self._erase()
         return self._prompter.ask(prompt, password)
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """As text, above the table."""
-        self.say("\n".join([title, *stacks.text(found, self.run, time.monotonic(), source)]))
+        """Show the stacks as text above the table."""
+        self.notify("\n".join([title, *stacks.text(found, snapshot(self.run))]))
 
     def close(self, run: Run) -> bool:
-        """The last table stays; kept ranks that were through at once have said what there is to say."""
+        """The last table stays. Kept ranks that have finished at once get none: their output is enough."""
         self.run = run
         cut = self._lines.finish(run)
         if self._pace.drawn is None and run.quiet_success and time.monotonic() - run.started < AT_ONCE:
             if run.banner:
-                print(text.brief(run, time.monotonic()), flush=True)
+                print(text.brief(snapshot(run)), flush=True)
         else:
             self._draw(run)
         if self._unfolds and profile.worth_showing(self._profile):
-            print(profile.text(self._profile, run, source), flush=True)
+            print(profile.text(self._profile, snapshot(run)), flush=True)
         return cut
 
     def _write_above(self, text: str) -> None:
@@ -112,8 +112,8 @@ class ConsoleView:
         if not self._table:
             return
         columns, rows = shutil.get_terminal_size()
-        drawn = text.table(run, now, width=columns - 1, color=self._live, source=source).split("\n")
-        # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one.
+        drawn = text.table(snapshot(run, now), width=columns - 1, color=self._live).split("\n")
+        # Sentences are wrapped here: a line that the terminal wraps would be counted, and erased, as one line.
         lines = [part for line in drawn for part in _wrapped(line, columns - 1)]
         # A table higher than the screen would scroll, and what has scrolled cannot be erased.
         shown = lines if run.over else lines[: max(1, rows - 2)]

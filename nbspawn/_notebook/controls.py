@@ -1,7 +1,7 @@
-"""What a person can do to a run while it runs: stop it, see where it stands, debug a rank, look at one rank's output.
+"""The buttons of a run: stop it, show the stacks, debug a rank, show one rank's output.
 
-Only here is ipywidgets imported, and only when a run has lasted for a moment. The controls stand in a display of their
-own, which is emptied at the end: a saved notebook holds no dead widget. Callbacks only note what was asked.
+Only this module imports ipywidgets, and only when a run has lasted for ``DELAY`` seconds. The controls are in a display
+of their own, which is emptied at the end: a saved notebook contains no dead widget. Callbacks only record the request.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nbspawn._render.lines import LineBuffer, strip_ansi
 from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
 
-DELAY = 1.0  # seconds: a run that is over sooner needs no controls
-_ANSWER = 3.0  # seconds in which a front end that shows widgets says so
-_REFRESH = 0.5  # seconds between two looks at the chosen rank's log
-_TAIL = 16_000  # bytes of it
+DELAY = 1.0  # seconds: a shorter run needs no controls
+_ANSWER = 3.0  # seconds within which a front end that shows widgets reports a view
+_REFRESH = 0.5  # seconds between two reads of the chosen rank's log
+_TAIL = 16_000  # bytes of the log that are shown
 _ALL = -1
 _DEBUG = "Stop at the next line of Python, at a debugger's prompt"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -34,8 +34,8 @@ _PANE = (
 
 
 class Controls:
-    """``publish`` is the shell's display publisher. ``actions`` are collected until somebody takes them. Of a run
-    in the background the kernel itself hears clicks, ``between_cells``."""
+    """``publish`` is the shell's display publisher. ``actions`` is the queue of the user's requests.
+    ``between_cells``: for a run in the background, where the kernel's own event loop handles clicks."""
 
     def __init__(self, kernel: Any, publish: Callable[..., None], between_cells: bool = False) -> None:
         self.actions: deque[Action] = deque()
@@ -47,14 +47,14 @@ class Controls:
         self._given_up = self._pump is not None and not self._pump.works
 
     def open(self) -> None:
-        """Before the ranks can print: what comes later would stand among their output."""
+        """Make the display, before the ranks can print: a later one would be in the middle of their output."""
         if not self._given_up:
-            # Not empty: classic Notebook shows no widget in place of an empty display. No height: it keeps what it has
-            # shown when the display is emptied, and a short run needs no place.
+            # Not empty: classic Notebook cannot replace an empty display by a widget. No height: classic Notebook goes
+            # on showing what was there when the display is emptied, and a short run should take no space.
             self._draw({"text/html": "<div></div>"}, update=False)
 
     def show(self, run: Run) -> None:
-        """Some times a second."""
+        """Show the controls once ``DELAY`` has passed, and handle clicks; called some times a second."""
         now = time.monotonic()
         if self._given_up or now - run.started < DELAY:
             return
@@ -69,18 +69,18 @@ class Controls:
         elif now - self._shown_at > _ANSWER:
             self.close()
 
-    def rest(self, resting: bool) -> None:
-        """While the person is asked something, the kernel hears no click: show that."""
+    def set_disabled(self, disabled: bool) -> None:
+        """Grey out the buttons while the user is asked something: the kernel then handles no clicks."""
         if self._panel is not None:
-            self._panel.rest(resting)
+            self._panel.set_disabled(disabled)
 
     def close(self) -> None:
-        """Leave nothing behind, and let the kernel have the messages that were not for us."""
+        """Remove the widgets, and hand over to the kernel the messages that were not for them."""
         if self._given_up:
             return
         self._given_up = True
         if self._panel is not None:
-            self._panel.count_no_views()
+            self._panel.stop_counting_views()
         self._draw({}, update=True)
         if self._panel is not None:
             self._panel.close()
@@ -106,7 +106,7 @@ class _Panel:
             return made
 
         self._stop = button("Stop", "stop", "KeyboardInterrupt in every rank", self._stop_pressed)
-        self._stacks = button("Stacks", "align-left", "Show where every rank stands", lambda _: act(Action("stacks")))
+        self._stacks = button("Stacks", "align-left", "Show the stack of every rank", lambda _: act(Action("stacks")))
         self._debug = button("Debug all", "bug", _DEBUG, lambda _: act(Action("debug", self._chosen)))
         self._choice = ipywidgets.Dropdown(
             options=[("output of all ranks", _ALL), *((f"output of rank {rank}", rank) for rank in range(nprocs))],
@@ -116,29 +116,29 @@ class _Panel:
         self._choice.observe(self._chose, "value")
         row = ipywidgets.HBox([self._stop, self._stacks, self._choice, self._debug])
         self._box = ipywidgets.VBox([row, self._pane])
-        self._box._view_count = 0  # from then on the front end says how often it shows this
+        self._box._view_count = 0  # the front end then reports how many views it shows
         self._buttons = [self._stop, self._stacks, self._debug]
         self._widgets = [*self._buttons, self._choice, self._pane, row, self._box]
-        self._looked = 0.0
+        self._refreshed_at = 0.0
 
     @property
     def view(self) -> dict[str, Any]:
-        """The mime bundle's part that shows it."""
+        """The part of the mime bundle that shows the widgets."""
         return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
 
     @property
     def answered(self) -> bool:
-        """Does a front end show it?"""
+        """Does a front end show the widgets?"""
         return bool(self._box._view_count)
 
-    def count_no_views(self) -> None:
-        """Else the front end tells of the view that goes. JupyterLab sends that to a subshell that it deletes with
-        the widgets, at the same moment, and asyncio complains in the cell: "Task was destroyed but it is pending"."""
+    def stop_counting_views(self) -> None:
+        """Otherwise the front end reports that the view is removed. JupyterLab sends that message to a subshell that it
+        deletes together with the widgets, and asyncio prints in the cell: "Task was destroyed but it is pending"."""
         self._box._view_count = None
 
     @property
     def _chosen(self) -> tuple[int, ...]:
-        """The ranks that the list names."""
+        """The ranks that are chosen in the list."""
         return tuple(range(self._nprocs)) if self._choice.value == _ALL else (self._choice.value,)
 
     def _chose(self, _: object) -> None:
@@ -149,16 +149,16 @@ class _Panel:
         self._stop.description, self._stop.button_style, self._stop.tooltip = "Kill", "danger", "SIGKILL at once"
         self._act(Action("stop"))
 
-    def rest(self, resting: bool) -> None:
-        """Take no clicks for a while."""
+    def set_disabled(self, disabled: bool) -> None:
+        """Disable the buttons, or enable them again."""
         for button in self._buttons:
-            button.disabled = resting
+            button.disabled = disabled
 
     def refresh(self, run: Run, now: float) -> None:
         """Show the chosen rank's newest output."""
-        if now - self._looked < _REFRESH:
+        if now - self._refreshed_at < _REFRESH:
             return
-        self._looked = now
+        self._refreshed_at = now
         rank = self._choice.value
         self._pane.layout.display = "none" if rank == _ALL else ""
         if rank != _ALL:
@@ -185,5 +185,5 @@ def _tail(path: str) -> str:
     except FileNotFoundError:
         return ""
     lines = LineBuffer()
-    told, current = lines.feed(data)
-    return strip_ansi("\n".join([*told, current]))
+    complete, current = lines.feed(data)
+    return strip_ansi("\n".join([*complete, current]))

@@ -1,4 +1,4 @@
-"""What ranks display, put under the cell: marked with the rank, bounded, and cleared rank by rank."""
+"""Shows the ranks' displays under the cell: marked with the rank, bounded, and cleared rank by rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbspawn._protocol.messages import ClearOutput, DisplayData
-from nbspawn._session.views import HOLD
+from nbspawn._session.views import BUFFER_TIME
 
 MAX_DISPLAYS = 500
 MAX_BYTES = 20_000_000
@@ -20,10 +20,10 @@ Publish = Callable[..., None]
 class RankDisplays:
     """Publishes display data of many ranks into one cell.
 
-    A front end clears all of a cell's outputs or none, so each display gets an id of its own here, and what a rank
-    clears is emptied, then used again for what it displays next (an animation stays one output). ``write`` prints a
-    rank's text lines. Beyond the limits a display is shown by its text alone: a notebook of gigabytes opens nowhere.
-    With ``places`` there are never more displays than that: a newer one takes the place of the oldest.
+    A front end clears all of a cell's outputs or none. So each display gets an id of its own here; what a rank clears
+    is emptied, then reused for its next display (an animation stays one output). ``write`` prints lines of a rank.
+    Beyond the limits only a display's text is shown: no front end opens a notebook of gigabytes. ``places`` is the
+    maximum number of displays, 0 for no maximum: a newer one replaces the oldest.
     """
 
     def __init__(self, publish: Publish, write: Callable[[int, list[str]], None], places: int = 0) -> None:
@@ -39,12 +39,12 @@ class RankDisplays:
         self._bytes = 0
 
     def reserve(self) -> None:
-        """Make the places."""
+        """Make all ``places``, as empty displays."""
         for place in self._places:
             self._send(place, {}, {}, update=False)
 
     def show(self, event: DisplayData) -> None:
-        """A new display, or a new version of one."""
+        """Show a new display, or a new version of one."""
         name = event.transient.get("display_id")
         if event.update:
             if name in self._named:
@@ -76,7 +76,7 @@ class RankDisplays:
         return place
 
     def clear(self, event: ClearOutput) -> None:
-        """Empty the rank's displays: now, or when its next display comes (``wait``). Nothing updates them any more."""
+        """Empty the rank's displays: now, or at its next display (``wait``). Later updates of them are ignored."""
         slots = self._slots.pop(event.rank, [])
         self._named = {name: slot for name, slot in self._named.items() if slot not in slots}
         self._updates = {slot: event for slot, event in self._updates.items() if slot not in slots}
@@ -86,8 +86,8 @@ class RankDisplays:
         self._cleared[event.rank] = slots + self._cleared.get(event.rank, [])
 
     def flush(self, if_due: bool = False) -> None:
-        """Send the newest version of each display that was updated since: now, or if it is time."""
-        if if_due and time.monotonic() - self._flushed_at < HOLD:
+        """Send the newest version of each updated display: now, or only if that is due."""
+        if if_due and time.monotonic() - self._flushed_at < BUFFER_TIME:
             return
         self._flushed_at = time.monotonic()
         updates, self._updates = self._updates, {}
@@ -95,7 +95,7 @@ class RankDisplays:
             self._send(slot, event.data, event.metadata, update=True)
 
     def finish(self) -> None:
-        """The run is over: what was cleared and not used again goes."""
+        """The run is over: empty the displays that were cleared and not reused."""
         self.flush()
         for slots in self._cleared.values():
             for slot in slots:

@@ -1,4 +1,4 @@
-"""``%load_ext nbspawn``: registers the magic and its completion, and warms the fork server behind the person's back."""
+"""``%load_ext nbspawn``: registers the magics and their completion, and starts the fork server in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
 
 
 class _Extension:
-    """What is registered with one shell."""
+    """Everything that is registered with one shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -43,7 +43,7 @@ class _Extension:
         shell = self._shell
         for kind, name in (("cell", "spawn"), ("cell", "ranks"), ("line", "ranks")):
             shell.magics_manager.magics[kind].pop(name, None)
-        ended = self._ending()
+        notices = self._ending_notices()
         self._magics.sessions.clear()
         self._magics.auto.unload()
         for magic in _COMPLETED:
@@ -56,60 +56,63 @@ class _Extension:
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
-        for told in ended:
-            print(told)
+        for notice in notices:
+            print(notice)
 
-    def _ending(self) -> list[str]:
-        """What to say of the ranks that are about to end."""
+    def _ending_notices(self) -> list[str]:
+        """A line for each session that ends with the extension."""
         if not self._magics.sessions:
             return []
-        from nbspawn._notebook import ranks  # has torch in its train
+        from nbspawn._notebook import ranks  # imports torch
 
-        return ranks.end_of(self._magics.sessions)
+        return ranks.ending_notices(self._magics.sessions)
 
     def _complete(self, shell: Any, event: Any) -> list[str]:
         return arguments.complete(event.line)
 
     def _cell_names(self) -> dict[str, str]:
-        """IPython 7 does not keep the numbers."""
+        """The cells' names in tracebacks; empty under IPython 7, which does not store the numbers."""
         numbers = getattr(self._shell.compile, "_filename_map", {})
         return {file: f"Cell In[{number}]" for file, number in numbers.items()}
 
     def _after_cell(self, result: Any) -> None:
-        """Remember which cell made fork unsafe, and have what the notebook imported ready for the next run."""
+        """Record which cell made fork unsafe, and preload what the notebook has imported for the next run."""
         if os.getpid() != self._pid:  # a forked rank inherits this hook, and needs no fork server of its own
             return
         if "torch" in sys.modules or "jax" in sys.modules:
             from nbspawn._engine import fork_safety
 
             fork_safety.note_cell(getattr(result, "execution_count", None) or 0)
-        if "nbspawn._engine.local" in sys.modules:  # this notebook does start ranks
+        if "nbspawn._engine.local" in sys.modules:  # this notebook has started ranks
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Ranks need not import again what the notebook has: the modules that its names are, or come from."""
-        homes = set()
+        """Have the fork server import the modules that the notebook's variables are, or are defined in: ranks then need
+        not import them."""
+        modules = set()
         for value in list(self._shell.user_ns.values()):
-            with suppress(Exception):  # a proxy may raise whatever it is asked
+            with suppress(Exception):  # a proxy may raise at any attribute
                 if isinstance(value, types.ModuleType):
-                    homes.add(str(value.__name__))
+                    modules.add(str(value.__name__))
                 else:
-                    homes.add(str((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__))
-        forkserver.server.warm_up(imports.installed(sorted(homes)))
+                    modules.add(
+                        str((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__)
+                    )
+        forkserver.server.warm_up(imports.installed(sorted(modules)))
 
 
 _extension: _Extension | None = None
 
 
 def load(shell: Any) -> None:
-    """Takes less than 0.1 s: torch is imported by the server now, and by this kernel when it is needed."""
+    """Register with the shell, in less than 0.1 s: torch is imported by the server now, by the kernel when needed."""
     global _extension
     _extension = _Extension(shell)
     _extension.load()
 
 
 def unload(shell: Any) -> None:
-    """Undo ``load``: the fork server ends too."""
+    """Undo ``load``, and stop the fork server."""
     global _extension
     if _extension is not None:
         _extension.unload()
@@ -117,7 +120,7 @@ def unload(shell: Any) -> None:
 
 
 def _end_ranks() -> None:
-    """At the kernel's exit: multiprocessing would wait for ranks that nobody watches any more."""
+    """At the kernel's exit: otherwise multiprocessing would wait for ranks that are not supervised any more."""
     pool = sys.modules.get("nbspawn._session.pool")
     if pool is not None:
         pool.end_all()

@@ -1,4 +1,4 @@
-"""Which view fits where this kernel or terminal shows its output."""
+"""Chooses the view that fits the front end or the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def in_kernel(shell: Any) -> bool:
-    """Does a Jupyter front end show the output? (Else it is IPython in a terminal or in a pipe.)"""
+    """Does a Jupyter front end show the output? (Otherwise this is IPython in a terminal or a pipe.)"""
     return hasattr(shell, "kernel")
 
 
@@ -23,22 +23,22 @@ def can_redraw(shell: Any) -> bool:
 
 
 def default_view(shell: Any) -> View:
-    """For ``nbspawn.spawn`` and the like."""
+    """The view of runs that are started from Python, such as ``nbspawn.spawn``."""
     return _foreground(shell, "auto", False, None)
 
 
 def default_background_view(shell: Any) -> BackgroundView:
-    """For ``Session.run(..., background=True)`` and the like."""
+    """The view of background runs that are started from Python, such as ``Session.run(..., background=True)``."""
     return _background(shell, "auto", False, None)
 
 
 def view(shell: Any, given: Any) -> View:
-    """What a cell's options ask for."""
+    """The view of a cell, from its options."""
     return _foreground(shell, given.view, given.profile, given.local_ranks_filter)
 
 
 def background_view(shell: Any, given: Any) -> BackgroundView:
-    """The same of a cell in the background."""
+    """The view of a cell in the background, from its options."""
     return _background(shell, given.view, given.profile, given.local_ranks_filter)
 
 
@@ -65,5 +65,5 @@ def _kind(kind: str) -> str:
 
 
 def _with_controls(shell: Any, kind: str) -> bool:
-    """Where nobody can type there is nobody to click either: nbclient, papermill."""
+    """Are there buttons? By default not under nbclient and papermill, where stdin is off: no user is there to click."""
     return kind == "widget" or (kind == "auto" and bool(getattr(shell.kernel, "_allow_stdin", False)))

@@ -1,4 +1,4 @@
-"""``%%spawn``, ``%%ranks`` and ``%ranks``: parse the line, hand the cell on, show what comes back; nothing else."""
+"""``%%spawn``, ``%%ranks`` and ``%ranks``: parse the line, pass on the cell, show the result; nothing else."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto
 
 @magics_class
 class SpawnMagics(Magics):
-    """The magics of ``%load_ext nbspawn``. ``sessions`` are those with ranks that stay, or that run in the background,
-    by name ('' if they have none)."""
+    """The magics of ``%load_ext nbspawn``. ``sessions`` maps names to kept ranks and background runs; '' is the name of
+    kept ranks without one."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -32,7 +32,7 @@ class SpawnMagics(Magics):
     @cell_magic
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
-        with interrupt_flag.held():
+        with interrupt_flag.deferred():
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn._session.pool import Pool
@@ -44,9 +44,9 @@ class SpawnMagics(Magics):
             return None
         _refuse_empty(cell, "%%spawn")
         if given.name and not (given.keep or given.background):
-            raise UsageError("--name is for ranks that stay: add --keep, or --background")
+            raise UsageError("--name needs --keep or --background: other ranks end with the cell")
         if given.idle_timeout is not None and not given.keep:
-            raise UsageError("--idle-timeout is for ranks that stay: add --keep")
+            raise UsageError("--idle-timeout needs --keep: other ranks end with the cell")
         name = ranks.name_for(self.sessions, given)
         pool = Pool(arguments.launch_options(given, self.shell.call_pdb))
         job = cells.job(self.shell, line, cell)
@@ -58,7 +58,7 @@ class SpawnMagics(Magics):
 
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> Any:
-        with interrupt_flag.held():
+        with interrupt_flag.deferred():
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn.errors import UsageError
@@ -74,7 +74,7 @@ class SpawnMagics(Magics):
         if absent := [name for name in given.push if name not in self.shell.user_ns]:
             raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
         if given.background and given.pull:
-            raise UsageError("--pull is for when the cell has ended: pull with another cell, after handle.wait()")
+            raise UsageError("--pull cannot be used with --background: pull in another cell, after handle.wait()")
         asked = arguments.selected(given.which, pool.nprocs)
         job = cells.job(self.shell, line, cell, "" if given.auto else "%%ranks", given.push)
         result = self._run(pool, job, given, asked)

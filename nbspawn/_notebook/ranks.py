@@ -1,4 +1,4 @@
-"""``%ranks``: what lives, and what can be done to it."""
+"""``%ranks``: lists the kept ranks and the background runs, and acts on them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
-from nbspawn._state.run import name_ranks
+from nbspawn._state.wording import name_ranks
 from nbspawn.errors import UsageError
 
 Sessions = dict[str, Pool]
 
 
 def name_for(sessions: Sessions, given: Any) -> str:
-    """The name for the ranks that ``%%spawn`` is about to start. Raises UsageError if there are some of that name."""
+    """The name for the ranks that ``%%spawn`` is about to start. Raises UsageError if it is in use."""
     _forget(sessions)
     name = given.name or ""
     if (given.keep or given.background) and name in sessions and sessions[name].alive:
         if given.keep or given.name:
             raise UsageError(
-                f"{f'ranks of the name {name!r}' if name else 'kept ranks'} live already: `%ranks stop{_at(name)}` "
-                "ends them, or start others under a --name of their own"
+                f"{f'ranks named {name!r}' if name else 'kept ranks'} are alive already: end them with "
+                f"`%ranks stop{_at(name)}`, or give the new ranks another --name"
             )
     if given.background and not given.keep and not name:
         number = 1
@@ -44,37 +44,37 @@ def name_for(sessions: Sessions, given: Any) -> str:
 
 
 def find(sessions: Sessions, name: str, auto: AutoMode) -> Pool:
-    """The session of that name; without a name also the only one. Raises UsageError that says how to start one."""
+    """The session of that name; for '' also the only session. Raises UsageError, with how to start one."""
     name = _only(sessions, name)
     session = sessions.get(name)
-    off = " Auto mode is on: `%ranks auto off` has cells run in the notebook again." if auto.target == name else ""
+    off = " Auto mode is on: with `%ranks auto off` cells run in the notebook again." if auto.target == name else ""
     start = f"%%spawn 4 --keep{f' --name {name}' if name else ''}"
     if session is None:
         others = ", ".join(f"@{one}" for one in sessions if one)
         raise UsageError(
-            f"there are no {_told(name)}: `{start}` starts some.{f' There are: {others}.' if others else ''}{off}"
+            f"there are no {_kept_ranks(name)}: `{start}` starts some.{f' There are: {others}.' if others else ''}{off}"
         )
     if session.ended:
         raise UsageError(
-            f"the {_told(name)} have ended ({session.ended}): `%ranks restart{_at(name)}` starts them again, without "
-            f"their variables; `{start}` starts others.{off}"
+            f"the {_kept_ranks(name)} have ended ({session.ended}): `%ranks restart{_at(name)}` starts them again, "
+            f"without their variables; `{start}` starts others.{off}"
         )
     return session
 
 
 def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
-    """``%ranks``, ``%ranks stop``, ``%ranks logs 1``; each with the name of a session behind it (``@eval``), the first
-    two also with several. Raises UsageError for a line that is none of VERBS."""
+    """Run a line such as ``%ranks``, ``%ranks stop`` or ``%ranks logs 1``. The name of a session may follow
+    (``@eval``), for the first two also several. Raises UsageError for a line that is none of VERBS."""
     words = arguments.split(line, arguments.RANKS_PARSER)
     verb, *rest = [word for word in words if not word.startswith("@")] or [""]
-    if verb not in _DO or len(rest) != bool(verb and _ARGUMENTS[verb]):
+    if verb not in _HANDLERS or len(rest) != bool(verb and _ARGUMENTS[verb]):
         expected = ", ".join(one.usage for one in VERBS)
         raise UsageError(f"unknown command {line!r}: expected one of {expected}; %ranks alone lists the ranks")
-    return _DO[verb](_Asked(sessions, auto, words, rest[0] if rest else ""))
+    return _HANDLERS[verb](_Request(sessions, auto, words, rest[0] if rest else ""))
 
 
-class _Asked:
-    """What a line of ``%ranks`` asks for: the sessions that it names, and the argument of its verb."""
+class _Request:
+    """A line of ``%ranks``: the sessions that it names, and the argument of its verb."""
 
     def __init__(self, sessions: Sessions, auto: AutoMode, words: list[str], argument: str) -> None:
         self.sessions = sessions
@@ -84,7 +84,7 @@ class _Asked:
 
     @property
     def names(self) -> list[str]:
-        """All that are named, or all that there are. Raises UsageError for one that is not there."""
+        """The named sessions; all, if none is named. Raises UsageError for a name that does not exist."""
         _forget(self.sessions)
         names = arguments.session_names(self._words)
         for name in names:
@@ -93,96 +93,103 @@ class _Asked:
         return names or list(self.sessions)
 
     @property
+    def named(self) -> bool:
+        """Does the line name a session?"""
+        return bool(arguments.session_names(self._words))
+
+    @property
     def name(self) -> str:
-        """The one that is named, or the only one. Raises UsageError for several."""
+        """The named session, or the only one. Raises UsageError for several."""
         return _only(self.sessions, arguments.session_name(self._words))
 
     @property
     def pool(self) -> Pool:
-        """The ranks of that name, which live."""
+        """The pool of that session. Raises UsageError if its ranks have ended."""
         return find(self.sessions, self.name, self.auto)
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that the argument names."""
+        """The ranks that the argument selects."""
         return arguments.selected([self.argument], self.pool.nprocs)
 
 
 def pulled(pool: Pool, ranks: Sequence[int], name: str) -> Results[Any]:
-    """A variable of each of these ranks. Raises RankRaisedError (a NameError) where there is none."""
+    """A variable of each of these ranks. Raises RankRaisedError (a NameError) if a rank does not have it."""
     return pool.run(FunctionJob(namespace.variable, (name,)), CommandOptions(view=views.StreamView()), ranks)
 
 
-def _list(asked: _Asked) -> None:
-    tables = [_table(name, asked.sessions[name]) for name in asked.names]
+def _list(request: _Request) -> None:
+    tables = [_table(name, request.sessions[name]) for name in request.names]
     print("\n\n".join(tables) or _NONE)
 
 
-def _stop(asked: _Asked) -> None:
-    for name in asked.names:
-        asked.sessions.pop(name).close()
-        if asked.auto.target == name:
-            _switch(asked.auto, None)
+def _stop(request: _Request) -> None:
+    for name in request.names:
+        request.sessions.pop(name).close()
+        if request.auto.target == name:
+            _switch(request.auto, None)
 
 
-def _restart(asked: _Asked) -> None:
-    name = asked.name
-    pool = asked.sessions[name] if name in asked.sessions else asked.pool
+def _restart(request: _Request) -> None:
+    name = request.name
+    pool = request.sessions[name] if name in request.sessions else request.pool
     if not pool.options.keep:
-        raise UsageError("these ranks run one cell in the background, and have nothing to start again")
+        raise UsageError("ranks that run one cell in the background cannot be restarted: run the cell again")
     pool.restart()
     print(_table(name, pool))
 
 
-def _interrupt(asked: _Asked) -> None:
-    background = asked.pool.background
+def _interrupt(request: _Request) -> None:
+    background = request.pool.background
     if background is None or not background.cancel():
         print("the ranks are idle: there is nothing to interrupt")
 
 
-def _wait(asked: _Asked) -> Any:
-    background = asked.pool.background
+def _wait(request: _Request) -> Any:
+    background = request.pool.background
     return background.wait() if background is not None else print("the ranks are idle")
 
 
-def _logs(asked: _Asked) -> None:
-    for rank in asked.ranks:
-        print(asked.pool.log_path(rank))
+def _logs(request: _Request) -> None:
+    for rank in request.ranks:
+        print(request.pool.log_path(rank))
 
 
-def _stacks(asked: _Asked) -> None:
-    looked = asked.pool.look()
-    if looked is None:
+def _stacks(request: _Request) -> None:
+    found_stacks = request.pool.look()
+    if found_stacks is None:
         print("the ranks are idle")
         return
-    found, run = looked
-    now = time.monotonic()
-    title = f"Where the ranks stand after {duration(now - run.started)}"
+    found, run = found_stacks
+    seen = views.snapshot(run)
+    title = f"Where the ranks stand after {duration(seen.now - run.started)}"
     data = {
-        "text/plain": "\n".join([title, *stacks.text(found, run, now, views.source)]),
-        "text/html": stacks.html(title, found, run, now, views.source, open_=True),
+        "text/plain": "\n".join([title, *stacks.text(found, seen)]),
+        "text/html": stacks.html(title, found, seen, open_=True),
     }
     display(data, raw=True)
 
 
-def _debug(asked: _Asked) -> None:
-    ranks = asked.ranks
-    if not asked.pool.debug(ranks):
+def _debug(request: _Request) -> None:
+    ranks = request.ranks
+    if not request.pool.debug(ranks):
         print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
 
 
-def _auto(asked: _Asked) -> None:
-    if asked.argument == "on":
-        name = asked.name
-        find(asked.sessions, name, asked.auto)
-        _switch(asked.auto, name)
-    elif asked.argument == "off":
-        _switch(asked.auto, None)
+def _auto(request: _Request) -> None:
+    if request.argument == "on":
+        name = request.name
+        find(request.sessions, name, request.auto)
+        _switch(request.auto, name)
+    elif request.argument == "off" and not request.named:
+        _switch(request.auto, None)
+    elif request.argument == "off":
+        raise UsageError("`%ranks auto off` takes no name: auto mode is off for all sessions then")
     else:
-        raise UsageError(f"auto mode is on or off, got {asked.argument!r}")
+        raise UsageError(f"`%ranks auto` expects on or off, got {request.argument!r}")
 
 
-_DO: dict[str, Callable[[_Asked], Any]] = {
+_HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "": _list,
     "stop": _stop,
     "restart": _restart,
@@ -196,7 +203,7 @@ _DO: dict[str, Callable[[_Asked], Any]] = {
 _ARGUMENTS = {verb.name: verb.argument for verb in VERBS}
 
 
-_NONE = "no ranks live: `%%spawn 4 --keep` starts some"
+_NONE = "no ranks are alive: `%%spawn 4 --keep` starts some"
 
 
 def _switch(auto: AutoMode, target: str | None) -> None:
@@ -208,32 +215,33 @@ def _switch(auto: AutoMode, target: str | None) -> None:
     auto.target = target
 
 
-def end_of(sessions: Sessions) -> list[str]:
-    """What to say of those that live when the extension is unloaded, and they end with it."""
-    told = []
+def ending_notices(sessions: Sessions) -> list[str]:
+    """A notice for each session that is alive when the extension is unloaded, and ends with it."""
+    notices = []
     for name, session in sessions.items():
         if not session.alive:
             continue
         if session.options.keep:
             again = f"`%%spawn {session.nprocs} --keep{f' --name {name}' if name else ''}` starts others"
-            told.append(f"the {session.nprocs} kept ranks{_at(name)} have ended, and their variables are gone: {again}")
+            notices.append(f"the {session.nprocs} kept ranks{_at(name)} have ended, with their variables: {again}")
         else:
-            told.append(f"the {session.nprocs} ranks in the background{_at(name)} have ended: run their cell again")
-    return [f"nbspawn is unloaded: {one}" for one in told]
+            notices.append(f"the {session.nprocs} ranks in the background{_at(name)} have ended: run their cell again")
+    return [f"nbspawn is unloaded: {notice}" for notice in notices]
 
 
 def _only(sessions: Sessions, name: str) -> str:
-    """Who has no name given means the session without one, or the only one."""
+    """The name of the session that is meant: '' is the one without a name, or else the only one."""
     _forget(sessions)
     return next(iter(sessions)) if not name and "" not in sessions and len(sessions) == 1 else name
 
 
 def _forget(sessions: Sessions) -> None:
-    """What ran in the background and has ended has said all; of kept ranks the end has still to be told."""
+    """Drop background runs that have ended. Kept ranks that have ended stay: the reason must still be shown."""
     for name, pool in list(sessions.items()):
-        pool.tidy()
-        if not (pool.alive or (pool.options.keep and pool.ended)):
-            del sessions[name]
+        if not pool.alive:
+            pool.tidy()
+            if not (pool.options.keep and pool.ended):
+                del sessions[name]
 
 
 def _table(name: str, session: Pool) -> str:
@@ -255,5 +263,5 @@ def _at(name: str) -> str:
     return f" @{name}" if name else ""
 
 
-def _told(name: str) -> str:
-    return f"kept ranks of the name {name!r}" if name else "kept ranks"
+def _kept_ranks(name: str) -> str:
+    return f"kept ranks named {name!r}" if name else "kept ranks"

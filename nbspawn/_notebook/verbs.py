@@ -1,4 +1,4 @@
-"""What ``%ranks`` takes: each verb with its argument and its meaning; help, completion and README are made of these."""
+"""The commands of ``%ranks``, each with its argument and its meaning: for help, completion and the README."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """``argument`` is 'R' for ranks ('1', '0,2'), or the words that may follow."""
+    """``argument`` is 'R' for ranks ('1', '0,2'), or the allowed words."""
 
     name: str
     argument: str
@@ -14,21 +14,21 @@ class Verb(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """As it is typed: 'auto on|off'."""
+        """As in help: 'auto on|off'."""
         return f"{self.name} {self.argument}".rstrip()
 
 
 VERBS = (
     Verb("stop", "", "end the ranks; without a name, all"),
-    Verb("restart", "", "the same ranks anew, without variables"),
-    Verb("interrupt", "", "KeyboardInterrupt in ranks that run something in the background"),
-    Verb("wait", "", "wait for that, and answer its questions"),
-    Verb("stacks", "", "where each of them stands"),
+    Verb("restart", "", "start the same ranks again, without their variables"),
+    Verb("interrupt", "", "raise KeyboardInterrupt in ranks that run in the background"),
+    Verb("wait", "", "wait for the background run, and answer its prompts"),
+    Verb("stacks", "", "show the stack of each of them"),
     Verb(
         "debug",
         "R",
-        "open the debugger in a rank that runs; one that is idle stops at the first line of its next cell",
+        "open the debugger in a busy rank; an idle one stops at the first line of its next cell",
     ),
-    Verb("logs", "R", "the path of all that a rank has printed"),
-    Verb("auto", "on|off", "run every later plain cell in the ranks, as if `%%ranks` stood above it"),
+    Verb("logs", "R", "show the path of a rank's log"),
+    Verb("auto", "on|off", "run every later plain cell in the ranks, as if it began with `%%ranks`"),
 )

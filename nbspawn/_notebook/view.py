@@ -1,4 +1,4 @@
-"""A run under a notebook's cell: the table as the cell's first output, the ranks' output below it."""
+"""Shows a run under a notebook's cell: the table as the cell's first output, the ranks' output below it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nbspawn._notebook.displays import RankDisplays
 from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Event, InputReply, Printed
 from nbspawn._render import html, profile, stacks, text
-from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, source, write_to_stdout
+from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 
 class NotebookView:
-    """One display that is updated in place, so that a saved notebook holds the last state, readable with no kernel.
+    """One display that is updated in place: a saved notebook contains the last state, readable without a kernel.
 
-    ``kind`` is 'html' (with text beside it, for consoles and converters), 'text', or 'quiet' for no table at all;
-    ``profile`` unfolds where the time went; ``controls`` adds buttons and a look at one rank's output, where a front
-    end shows them; ``only`` are the ranks whose output is shown. A run in the background has its ``text`` and its
-    ``error`` in displays, and those of ranks in so many ``places``, all of which are made at once.
+    ``kind`` is 'html' (together with text, for consoles and converters), 'text', or 'quiet' for no table;
+    ``profile`` unfolds the profile; ``controls`` adds buttons and one rank's output, in front ends that show widgets;
+    ``only`` are the ranks whose output is shown. A run in the background has displays for its ``text`` and its
+    ``error``, and ``places`` displays for those of ranks; all of them are made when the run begins.
     """
 
     run: Run
 
     budget = 170_000
-    """Bytes of text; a Jupyter server drops everything, errors too, of a cell that prints too fast. With the table and
+    """Bytes of text. If a cell prints too fast, a Jupyter server drops all its output, errors too. With the table and
     an error a cell stays below 200 kB."""
 
     def __init__(
@@ -46,7 +46,7 @@ class NotebookView:
         error: TextPlace | None = None,
         places: int = 0,
     ) -> None:
-        # Kept, because `%%capture` of a later cell puts another publisher into the shell for a while.
+        # Stored, because `%%capture` in a later cell replaces the shell's publisher for a while.
         self._publish = shell.display_pub.publish
         self._table = _Table(self._publish, kind, profile)
         self._prompter = prompter or Foreground()
@@ -59,16 +59,16 @@ class NotebookView:
 
     @property
     def present(self) -> bool:
-        """Is somebody there to be asked?"""
+        """Can the user be asked?"""
         return self._prompter.present
 
     def actions(self) -> Sequence[Action]:
-        """The buttons that the user has pressed, and what was asked elsewhere."""
+        """What the user has requested, by the buttons or elsewhere, since the last call."""
         pressed = self._controls.actions if self._controls is not None else deque[Action]()
         return [*(pressed.popleft() for _ in range(len(pressed))), *self._prompter.actions()]
 
     def open(self, run: Run) -> None:
-        """A run that is over at once needs no more than its last table."""
+        """The run begins. The table is shown with the first output, or after ``AT_ONCE`` seconds."""
         self.run = run
         self._lines.open(run)
         self._table.open(run)
@@ -81,14 +81,14 @@ class NotebookView:
             self._error.open()
 
     def _place(self) -> None:
-        """The table comes first, above all that the ranks print or display."""
+        """Show the table, above everything that the ranks print or display."""
         if not self._table.placed:
             self._table.draw(self.run)
             if self._controls is not None:
                 self._controls.open()
 
     def _write(self, text: str) -> None:
-        """Below the table."""
+        """Print below the table."""
         if self._text is not None:
             self._text.write(text)
             return
@@ -97,7 +97,7 @@ class NotebookView:
         write_to_stdout(text)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """Print and display in the order of the events; redraw if it is time."""
+        """Print and display in the order of the events; redraw if that is due."""
         self.run = run
         self._lines.debugging = "debugging" in run.counts
         self._table.profile.add(events)
@@ -120,9 +120,9 @@ class NotebookView:
 
     def _show_display(self, event: DisplayData | ClearOutput) -> None:
         if isinstance(event, DisplayData) and event.update:
-            self._displays.show(event)  # in its place, wherever the lines are by then
+            self._displays.show(event)  # in place, however much was printed since
             return
-        if self.run.newly_started:  # others may be over at once
+        if self.run.newly_started:  # a command of kept ranks may be over at once
             self._place()
         self._lines.flush_rank(event.rank)
         if isinstance(event, DisplayData):
@@ -130,36 +130,36 @@ class NotebookView:
         else:
             self._displays.clear(event)
 
-    def say(self, text: str) -> None:
-        """Below what the ranks have printed."""
-        self._lines.say(text)
+    def notify(self, text: str) -> None:
+        """Show a message below what the ranks have printed."""
+        self._lines.notify(text)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """The table stands still until the answer comes, so it has to be true."""
+        """Ask below the ranks' output. The table is redrawn first: it cannot be until the answer arrives."""
         self._place()
         self._table.redraw(self.run)
         self._lines.flush()
         if self._controls is None:
             return self._prompter.ask(prompt, password)
-        self._controls.rest(True)
+        self._controls.set_disabled(True)
         try:
             return self._prompter.ask(prompt, password)
         finally:
-            self._controls.rest(False)
+            self._controls.set_disabled(False)
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """As an output of its own."""
+        """Show the stacks as an output of their own."""
         self._place()
         self._lines.flush()
-        now = time.monotonic()
-        data = {"text/plain": "\n".join([title, *stacks.text(found, self.run, now, source)])}
+        seen = snapshot(self.run)
+        data = {"text/plain": "\n".join([title, *stacks.text(found, seen)])}
         if self._table.kind != "text":
-            data["text/html"] = stacks.html(title, found, self.run, now, source, open_=not fold)
+            data["text/html"] = stacks.html(title, found, seen, open_=not fold)
         self._publish(data=data, metadata={})
 
     def close(self, run: Run) -> bool:
-        """The final state stays. A cell of kept ranks that was over at once, and well, shows no more than any cell:
-        what they have printed, and their values."""
+        """Show the final state. A cell of kept ranks that has succeeded at once has no table: only output and values,
+        as any cell."""
         self.run = run
         placed = self._table.placed
         if not placed:
@@ -177,28 +177,28 @@ class NotebookView:
 
 
 class TextPlace(Protocol):
-    """A display of its own for text."""
+    """A display for text."""
 
     cut: bool
     log_dir: str
 
     def open(self) -> None:
-        """Make it."""
+        """Make the display."""
 
     def write(self, text: str) -> None:
-        """Add this."""
+        """Add text."""
 
     def refresh(self, if_due: bool = False) -> None:
-        """Show what is new: now, or if it is time."""
+        """Show new text: now, or only if that is due."""
 
 
 class _Table:
-    """The display of the table, with where the time went below it when the run is over."""
+    """The display of the table, with the profile below it when the run is over."""
 
     def __init__(self, publish: Callable[..., None], kind: str, unfolds: bool) -> None:
         self.kind = kind
         self.placed = False
-        """Is it there?"""
+        """Does the display exist?"""
         self.profile = Profile(None)
         self._publish = publish
         self._unfolds = unfolds
@@ -206,40 +206,40 @@ class _Table:
         self._pace = Pace()
 
     def open(self, run: Run) -> None:
-        """The ranks have been asked for."""
+        """The run begins."""
         self.profile = Profile(run.cell)
 
     def draw(self, run: Run) -> None:
-        """For the first time."""
+        """Make the display."""
         self.placed = True
         self._draw(run, update=False)
 
     def redraw(self, run: Run, if_due: bool = False) -> None:
-        """If it shows something else: now, or if it is time."""
+        """Update the display if the run has changed: now, or only if that is due."""
         if self._pace.due(run) if if_due else run != self._pace.drawn or run.over:
             self._draw(run, update=True)
 
     def draw_only(self, run: Run) -> None:
-        """For the first and the last time."""
+        """Make the display of a run that is over, if there is anything to show."""
         if not run.quiet_success or self._unfolds:
             self.draw(run)
-        elif run.banner:  # in auto mode nothing else says that it ran in the ranks
-            now = time.monotonic()
-            data = {"text/plain": text.brief(run, now)}
+        elif run.banner:  # in auto mode nothing else shows that the cell ran in the ranks
+            seen = snapshot(run)
+            data = {"text/plain": text.brief(seen)}
             if self.kind == "html":
-                data["text/html"] = html.brief(run, now)
+                data["text/html"] = html.brief(seen)
             self._publish(data=data, metadata={})
 
     def _draw(self, run: Run, update: bool) -> None:
-        now = self._pace.draw(run)
+        seen = snapshot(run, self._pace.draw(run))
         if self.kind == "quiet":
             return
-        data = {"text/plain": text.table(run, now, source=source)}
+        data = {"text/plain": text.table(seen)}
         if self.kind == "html":
-            data["text/html"] = html.table(run, now, source)
+            data["text/html"] = html.table(seen)
         if run.over and profile.worth_showing(self.profile):
             if self._unfolds:
-                data["text/plain"] += "\n\n" + profile.text(self.profile, run, source)
+                data["text/plain"] += "\n\n" + profile.text(self.profile, seen)
             if self.kind == "html":
-                data["text/html"] += profile.html(self.profile, run, source, open_=self._unfolds)
+                data["text/html"] += profile.html(self.profile, seen, open_=self._unfolds)
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

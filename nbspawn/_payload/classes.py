@@ -3,7 +3,7 @@
 cloudpickle writes a class by its name, or, if it is not to be found under that, as its parts with an id: who has a
 class of that id takes that, and sets its attributes to those that came. That does not do for three kinds of classes:
 
-- one of C code that says a wrong name of itself cannot be taken apart. A module may have it under another name.
+- one of C code that gives itself a wrong name cannot be taken apart. A module may have it under another name.
 - one that the kernel has would come back from a rank with the rank's copies of its methods. So its id alone comes back.
 - one that each rank has made itself, of the same statement of a cell, has an id of its own in each rank, and in the
   kernel there would be as many. Its id is made from its content.
@@ -18,35 +18,34 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from nbspawn._payload import cloudpickle_adapter
+
 _kernels: set[str] = set()  # in a rank: cloudpickle's ids of the classes that the kernel has
 
 
 def reduce(cls: type, digest: Callable[[type], str] | None) -> Any:
-    """How this class is pickled; None to leave it to cloudpickle. On the way back from a rank, ``digest`` tells apart
+    """How this class is pickled; None to leave it to cloudpickle. On the way back from a rank, ``digest`` distinguishes
     classes by what is pickled of them."""
-    from cloudpickle import cloudpickle
-
-    if cls.__module__ == "builtins" or cloudpickle._should_pickle_by_reference(cls):
+    if cls.__module__ == "builtins" or cloudpickle_adapter.is_pickled_by_name(cls):
         return None
     if named := _other_name(cls):
         return _attribute, named
     if digest is not None:
-        trackers = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-        if cls not in trackers:
-            _track_by_content(cls, digest)
-        if trackers[cls] in _kernels:
-            return _kernels_class, (trackers[cls], cls.__qualname__)
+        if cloudpickle_adapter.class_id(cls) is None:
+            # Of all that is pickled of it: the kernel sets the attributes of classes of one id to those that came last,
+            # so classes with anything different must stay apart.
+            cloudpickle_adapter.set_class_id(cls, lambda: digest(cls))
+        if (tracker := cloudpickle_adapter.class_id(cls)) in _kernels:
+            return _kernels_class, (tracker, cls.__qualname__)
     return None
 
 
 def track_classes(namespace: Mapping[str, object]) -> None:
     """Before a fork: let instances of the notebook's classes come back from the ranks as instances of those classes."""
-    from cloudpickle import cloudpickle
-
     for value in list(namespace.values()):
         with suppress(Exception):  # a proxy may raise whatever it is asked
             if isinstance(value, type) and value.__module__ == "__main__":
-                _kernels.add(cloudpickle._get_or_create_tracker_id(value))
+                _kernels.add(cloudpickle_adapter.make_class_id(value))
 
 
 @contextmanager
@@ -54,11 +53,9 @@ def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
     """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not. A class that
     comes with an object of its own gets its name in ``namespace`` if that is free: plain pickle, which torch.save and
     broadcast_object_list use, looks for it there."""
-    from cloudpickle import cloudpickle
-
-    before = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
+    before = set(cloudpickle_adapter.classes_by_id())
     yield
-    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+    known = cloudpickle_adapter.classes_by_id()
     for tracker in set(known) - before:
         _kernels.add(tracker)
         if known[tracker].__module__ == "__main__" and "." not in known[tracker].__qualname__:
@@ -66,27 +63,10 @@ def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
 
 
 def _kernels_class(tracker: str, name: str) -> Any:
-    from cloudpickle import cloudpickle
-
-    found = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    found = cloudpickle_adapter.class_with_id(tracker)
     if found is None:
         raise LookupError(f"the notebook has no longer the class {name} that the rank was sent")
     return found
-
-
-def _track_by_content(cls: type, digest: Callable[[type], str]) -> None:
-    """Of all that is pickled of it: the kernel sets the attributes of classes of one id to those that came last, so
-    classes with anything different must stay apart."""
-    from cloudpickle import cloudpickle
-
-    trackers = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-    trackers[cls] = ""  # an id meanwhile, as part of what is digested
-    try:
-        trackers[cls] = digest(cls)
-    except BaseException:
-        del trackers[cls]
-        raise
-    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[trackers[cls]] = cls
 
 
 def _other_name(cls: type) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Which part of a variable cannot travel to another process, and what a person can do about it.
+"""Which part of a variable cannot travel to another process, and what the user can do about it.
 
 Only ever run after pickling has failed: it pickles part after part, into nowhere, until no part alone is at fault.
 """
@@ -42,12 +42,12 @@ _REMEDIES = {  # by type, module or package of the type or of a base of it; the 
 _DEFAULT_REMEDY = f"{_INSIDE}, or run with -m fork."
 
 
-class Unpackable(Exception):
-    """``variable`` cannot travel. ``path`` leads to the part of it that cannot ("train -> lock"), ``reason`` says what
+class UnpicklableError(Exception):
+    """``variable`` cannot travel. ``path`` leads to the part of it that cannot ("train -> lock"), ``reason`` is what
     that is, ``remedy`` what to do; ``others`` are further variables that cannot."""
 
     def __init__(
-        self, variable: str, path: str, reason: str, remedy: str = "", others: Sequence[Unpackable] = ()
+        self, variable: str, path: str, reason: str, remedy: str = "", others: Sequence[UnpicklableError] = ()
     ) -> None:
         super().__init__(variable, path, reason, remedy, others)
         self.variable = variable
@@ -63,9 +63,9 @@ class Unpackable(Exception):
         return text
 
 
-def culprit(
+def diagnose(
     name: str, obj: object, error: Exception, namespace: dict[str, Any] | None, returning: bool = False
-) -> Unpackable:
+) -> UnpicklableError:
     """Follow what cannot travel, part by part, down to where no part alone is at fault."""
     steps: list[str] = []
     seen = {id(obj)}
@@ -86,7 +86,7 @@ def culprit(
     reason = f"it uses {used}, {what}" if steps and steps[0].startswith(" ") else f"{name}{used} is {what}"
     if remedy is None:
         reason += f" ({one_line(error)})"
-    return Unpackable(name, name + "".join(steps), reason, remedy or _DEFAULT_REMEDY)
+    return UnpicklableError(name, name + "".join(steps), reason, remedy or _DEFAULT_REMEDY)
 
 
 def trial(obj: object, namespace: dict[str, Any] | None, returning: bool = False) -> Exception | None:
@@ -136,7 +136,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, object]]:
         yield from _parts(obj.__func__)
     elif isinstance(obj, type):
         yield from ((f".{name}", value) for name, value in vars(obj).items() if name not in ("__dict__", "__weakref__"))
-    elif _remedy(type(obj)) is None:  # of an Event we say that it is one, not that there is a lock in it
+    elif _remedy(type(obj)) is None:  # an Event is called an Event, not something with a lock in it
         yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
         if type(obj).__module__ == "__main__":
             yield f" -> {type(obj).__name__}", type(obj)

@@ -1,6 +1,6 @@
 """Which of the notebook's variables a cell uses: read off its source, without running it.
 
-Three answers are told apart, because a rank gets its variables before it runs and a guess in either direction hurts:
+There are three answers, because a rank gets its variables before it runs and a guess in either direction hurts:
 a name that was left out is a ``NameError`` in the rank, and one too many may be a lock that cannot travel, or a
 gigabyte.
 

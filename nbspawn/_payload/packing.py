@@ -2,10 +2,10 @@
 
 A ``Packed`` is memory without a name (_protocol/shared_memory.py): the pickle stream, and behind it every large buffer
 as it is. Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one
-writes stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the person
+writes stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the user
 moved to shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
-(_protocol/messages.py). How objects are pickled is told in _payload/pickler.py, and what is said of one that cannot be
-in _payload/diagnosis.py.
+(_protocol/messages.py). _payload/pickler.py explains how objects are pickled, _payload/diagnosis.py what the user reads
+of one that cannot be.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from multiprocessing import forkserver
 from typing import Any
 
 from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
-from nbspawn._payload.diagnosis import Unpackable, culprit, one_line, trial
+from nbspawn._payload.diagnosis import UnpicklableError, diagnose, one_line, trial
 from nbspawn._payload.pickler import Pickler, loads
 from nbspawn._protocol import shared_memory
 
-__all__ = ["Packed", "Unpackable", "Value", "load", "pack", "pack_variables", "track_classes"]
+__all__ = ["Packed", "UnpicklableError", "Value", "load", "pack", "pack_variables", "track_classes"]
 
 REPR_LIMIT = 2000  # characters
 _NONE = pickle.dumps(None)
 
 DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 16
-"""multiprocessing sends its fork server so many for one process, beside some of its own and those of a Packed."""
+"""multiprocessing sends its fork server so many for one process, some of its own and those of a Packed among them."""
 
 
 # ---------------------------------------------------------------- to the ranks
@@ -38,14 +38,14 @@ class Packed:
     """An object packed for any number of ranks; as a context manager it is filled, and closed.
 
     Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fds`` as descriptors travel,
-    and ``beside`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open until
-    every rank has it; what lies beside must live as long as the ranks use it.
+    and ``spawn_arguments`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open
+    until every rank has it; the spawn arguments must live as long as the ranks use them.
     """
 
     def __init__(self, pickler: Pickler, head: memoryview) -> None:
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
-        self.fds = shared_memory.to_be_filled(sum(self.sizes))
-        self.beside = tuple(pickler.beside)
+        self.fds = shared_memory.empty_files(sum(self.sizes))
+        self.spawn_arguments = tuple(pickler.spawn_arguments)
         self._to_write: list[memoryview] | None = [head, *pickler.buffers]
 
     def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
@@ -71,15 +71,15 @@ def pack(
     obj: object, namespace: dict[str, Any] | None = None, name: str = "object", most: int | None = DESCRIPTORS
 ) -> Packed:
     """Pack ``obj``; ``namespace`` is the notebook's, which its functions have as globals. At ``most`` so many
-    descriptors may go beside it (None: any number).
+    descriptors may go with its spawn arguments (None: any number).
 
-    Raises ``Unpackable``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there can be no
-    file.
+    Raises ``UnpicklableError``, with ``name`` as the variable, if a part of it cannot travel; ``OSError`` if there can
+    be no file.
     """
     try:
         pickler, head = _pickled(obj, namespace)
     except Exception as error:
-        raise culprit(name, obj, error, namespace) from error
+        raise diagnose(name, obj, error, namespace) from error
     if most is not None and pickler.descriptors > most:
         raise _too_many(pickler.descriptors, most, name)
     return Packed(pickler, head)
@@ -93,7 +93,7 @@ def pack_variables(
 ) -> Packed:
     """Pack the variables of a cell as one dict. Those named in ``optional`` stay behind where they cannot travel.
 
-    Raises ``Unpackable`` about the first of the others that cannot travel; its ``others`` are the rest.
+    Raises ``UnpicklableError`` about the first of the others that cannot travel; its ``others`` are the rest.
     """
     variables = dict(variables)
     try:
@@ -105,16 +105,19 @@ def pack_variables(
             shared = [name for name, value in variables.items() if _pickled(value, namespace)[0].descriptors]
             raise _too_many(pickler.descriptors, most, " and ".join(shared))
         return Packed(pickler, head)
-    culprits = [culprit(name, variables[name], errors[name], namespace) for name in errors if name not in optional]
-    if culprits:
-        culprits[0].others = tuple(culprits[1:])
-        raise culprits[0] from errors[culprits[0].variable]
+    found = [diagnose(name, variables[name], errors[name], namespace) for name in errors if name not in optional]
+    if found:
+        found[0].others = tuple(found[1:])
+        raise found[0] from errors[found[0].variable]
     rest = {name: value for name, value in variables.items() if name not in errors}
     return pack(rest, namespace, "what the cell uses", most)
 
 
 def load(
-    fds: Sequence[int], sizes: Sequence[int], beside: Sequence[object] = (), namespace: dict[str, Any] | None = None
+    fds: Sequence[int],
+    sizes: Sequence[int],
+    spawn_arguments: Sequence[object] = (),
+    namespace: dict[str, Any] | None = None,
 ) -> Any:
     """In the rank: the object that was packed. Functions of the notebook get ``namespace`` as their globals.
 
@@ -123,10 +126,10 @@ def load(
     """
     stream, *large = shared_memory.read(fds, sizes)
     with new_classes_are_the_kernels({} if namespace is None else namespace):
-        return loads(stream, large, beside, namespace)
+        return loads(stream, large, spawn_arguments, namespace)
 
 
-def _too_many(descriptors: int, most: int, name: str) -> Unpackable:
+def _too_many(descriptors: int, most: int, name: str) -> UnpicklableError:
     reason = (
         f"{descriptors} descriptors of shared tensors, queues and the like go along, and the fork server takes {most}"
     )
@@ -134,7 +137,7 @@ def _too_many(descriptors: int, most: int, name: str) -> Unpackable:
         "Put them into fewer, larger tensors, call torch.multiprocessing.set_sharing_strategy('file_system'), or run "
         "with -m fork or -m spawn."
     )
-    return Unpackable(name, name, reason, remedy)
+    return UnpicklableError(name, name, reason, remedy)
 
 
 def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, memoryview]:
@@ -172,7 +175,7 @@ class Value:
         try:
             pickler.dump(obj, stream)
         except Exception as error:
-            return cls(repr=_shown(obj), reason=culprit("the result", obj, error, None, returning=True).reason)
+            return cls(repr=_shown(obj), reason=diagnose("the result", obj, error, None, returning=True).reason)
         return cls(stream.getvalue(), pickler.buffers, _shown(obj))
 
     def lost(self, reason: str) -> Value:
@@ -180,14 +183,14 @@ class Value:
         return Value(repr=self.repr, reason=reason)
 
     def get(self) -> Any:
-        """The object, the same one at every call. Raises ``Unpackable`` if it had to stay or cannot be loaded."""
+        """The object, the same one at every call. Raises ``UnpicklableError`` if it had to stay or cannot be loaded."""
         if self.reason:
-            raise Unpackable("the result", "the result", f"{self.reason}. It reads: {self.repr}")
+            raise UnpicklableError("the result", "the result", f"{self.reason}. It reads: {self.repr}")
         if not self._loaded:
             try:
                 self._loaded.append(loads(self.data, self.buffers))
             except Exception as error:
-                raise Unpackable("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
+                raise UnpicklableError("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
             self.data, self.buffers = b"", ()
         return self._loaded[0]
 

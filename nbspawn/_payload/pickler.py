@@ -8,7 +8,7 @@ This is cloudpickle with these differences:
   they were on in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA or XLA can fork
   no rank, and one that has initialised a TPU holds it.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
-  person moved to shared memory) is set *beside* the stream, which holds its index.
+  user moved to shared memory) becomes one of the *spawn arguments*, and the stream holds its index.
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
   the rank its globals are the rank's own, so that the functions that were sent see a cell bind ``lr`` anew.
 - some classes travel by another name, or as another class, than cloudpickle would have them (_payload/classes.py).
@@ -29,9 +29,10 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import context, reduction
-from typing import Any, Protocol
+from typing import Any
 
-from nbspawn._payload import accelerate_state, classes
+from nbspawn._payload import accelerate_state, classes, cloudpickle_adapter
+from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
 
@@ -41,23 +42,18 @@ _WITHOUT_STORAGE = ("xla", "tpu")  # nothing of these can be taken apart; torch 
 _ORDINARY_MODULES = {"builtins", "functools", "array"}
 
 
-class Sink(Protocol):
-    def write(self, data: bytes, /) -> object: ...
-
-
 class Pickler:
     """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
 
-    After ``dump``, ``buffers`` and ``beside`` belong to the stream. The buffers are views of the object's memory, which
-    they keep. ``descriptors`` is how many go with what lies beside.
+    After ``dump``, ``buffers`` and ``spawn_arguments`` belong to the stream. The buffers are views of the object's
+    memory, which they keep. ``descriptors`` is how many go with the spawn arguments.
     """
 
     def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
         self.buffers: list[memoryview] = []
-        self.beside: list[object] = []
+        self.spawn_arguments: list[object] = []
         self._namespace = namespace
         self._returning = returning
-        self._reducers: dict[type, Callable[[Any], Any] | None] = {}
         self._storages: dict[int, Any] = {}
         self._shared_storages = 0
         self._fds: set[int] = set()
@@ -68,19 +64,14 @@ class Pickler:
 
     def dump(self, obj: object, sink: Sink) -> None:
         """Raises whatever a part of ``obj`` raises when it is pickled."""
-        import cloudpickle
-
-        pickler: Any = cloudpickle.Pickler(sink, protocol=5, buffer_callback=self._keep_in_band)
+        pickler = cloudpickle_adapter.make_pickler(sink, self._keep_in_band, self._reducer)
         if self._namespace is not None:
-            pickler.globals_ref[id(self._namespace)] = _Namespace()
-        self._cloudpickle: Callable[[Any], Any] = pickler.reducer_override
-        pickler.reducer_override = self._reduce
+            pickler.replace_globals(self._namespace, _Namespace())
+        self._by_default: Reducer = pickler.reduce_by_default
         try:
             pickler.dump(obj)
         finally:
-            # Cycles would keep what was pickled alive until the next garbage collection.
-            del pickler.reducer_override, self._cloudpickle
-            self._reducers.clear()
+            del self._by_default  # the cycle would keep what was pickled alive until the next garbage collection
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -89,32 +80,17 @@ class Pickler:
         self.buffers.append(raw)
         return False
 
-    def _reduce(self, obj: Any) -> Any:
-        # Called for every object but the plainest: one look-up must do for types with nothing special about them.
-        kind = type(obj)
-        try:
-            reducer = self._reducers[kind]
-        except KeyError:
-            reducer = self._reducers[kind] = self._reducer(kind)
-        return NotImplemented if reducer is None else reducer(obj)
-
-    def _reducer(self, kind: type) -> Callable[[Any], Any] | None:
+    def _reducer(self, kind: type) -> Reducer | None:
         if issubclass(kind, type):
             return self._class
         if issubclass(kind, types.FunctionType):
-            return self._cloudpickle
+            return self._by_default
         if kind is types.MethodType:
             return _method
         if issubclass(kind, io.TextIOBase):
             return _text_stream
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            if issubclass(kind, torch.Tensor):
-                return self._tensor
-            if issubclass(kind, torch.storage.TypedStorage):
-                return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
-            if issubclass(kind, torch.UntypedStorage):
-                return self._storage
+        if reducer := self._torch_reducer(kind):
+            return reducer
         if not self._returning:
             if accelerate_state.is_state(kind):
                 return accelerate_state.reduce_state
@@ -122,8 +98,18 @@ class Pickler:
                 return accelerate_state.reduce_training_arguments
         return self._process_bound if _needs_process_start(kind) else None
 
+    def _torch_reducer(self, kind: type) -> Reducer | None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None
+        if issubclass(kind, torch.Tensor):
+            return self._tensor
+        if issubclass(kind, torch.storage.TypedStorage):
+            return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
+        return self._storage if issubclass(kind, torch.UntypedStorage) else None
+
     def _class(self, cls: type) -> Any:
-        return classes.reduce(cls, _digest if self._returning else None) or self._cloudpickle(cls)
+        return classes.reduce(cls, _digest if self._returning else None) or self._by_default(cls)
 
     def _tensor(self, tensor: Any) -> Any:
         torch = sys.modules["torch"]
@@ -156,7 +142,7 @@ class Pickler:
         # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
         torch = sys.modules["torch"]
         self._shared_storages += torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
-        return _storage_from_beside, self._put_beside(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
+        return _storage_of_argument, self._spawn_argument(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def _process_bound(self, obj: Any) -> Any:
         if isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
@@ -165,11 +151,11 @@ class Pickler:
         if self._returning:
             raise TypeError(f"a {type(obj).__name__} can only be handed to a process that is being started")
         self._fds |= _rehearse(obj)
-        return _from_beside, self._put_beside(obj)
+        return _argument, self._spawn_argument(obj)
 
-    def _put_beside(self, obj: object) -> tuple[int]:
-        self.beside.append(obj)
-        return (len(self.beside) - 1,)
+    def _spawn_argument(self, obj: object) -> tuple[int]:
+        self.spawn_arguments.append(obj)
+        return (len(self.spawn_arguments) - 1,)
 
 
 def _digest(obj: object) -> str:
@@ -259,12 +245,12 @@ _current = threading.local()  # the load that this thread is in
 def loads(
     stream: bytes | memoryview,
     buffers: Iterable[bytearray | memoryview],
-    beside: Sequence[object] = (),
+    spawn_arguments: Sequence[object] = (),
     namespace: dict[str, Any] | None = None,
 ) -> Any:
     """The object again; functions of the notebook get ``namespace`` (an empty one for None) as their globals."""
     before = dict(_current.__dict__)
-    _current.beside = beside
+    _current.spawn_arguments = spawn_arguments
     _current.namespace = {"__name__": "__main__"} if namespace is None else namespace
     collecting = gc.isenabled()
     gc.disable()  # it would look through a million new objects again and again: three quarters of the time
@@ -297,12 +283,12 @@ def _own_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def _from_beside(index: int) -> object:
-    return _current.beside[index]
+def _argument(index: int) -> object:
+    return _current.spawn_arguments[index]
 
 
-def _storage_from_beside(index: int) -> Any:
-    return _current.beside[index].untyped_storage()
+def _storage_of_argument(index: int) -> Any:
+    return _current.spawn_arguments[index].untyped_storage()
 
 
 def _load_storage(buffer: bytearray | memoryview) -> Any:

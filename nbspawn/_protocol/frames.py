@@ -1,4 +1,4 @@
-"""Where a rank is: the calls of its main thread, and of the others."""
+"""Where a rank is: the frames of its main thread, and of its other threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """A call of the person's own code: the file's name (IPython's, for a cell), the 1-based line that it is on, and the
+    """A frame of the user's own code: the name of the file (IPython's, for a cell), the 1-based current line, and the
     function's name ('<module>' for a cell's own lines)."""
 
     file: str
@@ -18,8 +18,8 @@ class Frame(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a rank's main thread is: in these ``frames``, outermost first, and below the last of them in the library
-    function ``call`` ('' if there is none written in Python). ``collective``: does that wait for other ranks?"""
+    """Where a rank's main thread is: in these ``frames``, outermost first, and called from the last of them in the
+    library function ``call`` ('' if there is none written in Python). ``collective``: does it wait for other ranks?"""
 
     frames: tuple[Frame, ...] = ()
     call: str = ""
@@ -32,9 +32,9 @@ Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
 
 @dataclass(frozen=True)
 class Stack:
-    """One rank's: ``frames`` of its main thread, outermost first, from the person's on; none if it did not answer.
-    ``threads`` are its other threads that run Python, by name. A frame of native code has line 0, and its library for a
-    file."""
+    """The stack of one rank: ``frames`` of its main thread, outermost first, beginning with the user's code; empty if
+    the rank did not answer. ``threads`` are its other threads that run Python, by name. A frame of native code has
+    line 0, and its library as the file."""
 
     frames: tuple[Frame, ...] = ()
     threads: Threads = ()
@@ -47,7 +47,7 @@ _RUNNERS = (
 
 
 def users_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Of a stack, innermost frame first, that part which the person's cell or function has called; outermost first."""
+    """The part of a stack (innermost frame first) from the user's cell or function on; returned outermost first."""
     found: list[Frame] = []
     for frame in frames:
         if any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS):

@@ -18,7 +18,7 @@ LIFELINE = "lifeline"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of one run: ``private`` is a 0700 directory of the kernel, ``logs`` may be the person's own."""
+    """The files of one run: ``private`` is a 0700 directory of the kernel, ``logs`` may be the user's own."""
 
     private: Path
     logs: Path
@@ -91,8 +91,8 @@ class Launch:
     """Repeat the random numbers of a run; None: other numbers in each run."""
     keep: bool = False
     """Wait for more commands when the first has ended."""
-    patient: bool = False
-    """Somebody may look at one rank for long while the others wait for it."""
+    long_group_timeout: bool = False
+    """The process group gets a timeout of a day: others may wait for long for a rank in the debugger."""
     debugpy: bool = False
     """Listen for a debugger on a loopback port."""
     foreign: tuple[tuple[int, int], ...] = ()

@@ -1,4 +1,4 @@
-"""A rank's log as a file that kernel and rank trust: of this user, and nothing but a file."""
+"""Opens a rank's log, if the file can be trusted: it is a regular file that belongs to this user."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 
 def open_log(path: Path) -> int:
-    """Open a log, or make it, for whoever writes or reads it. In a directory where others may write, what lies under
-    this name may be theirs. Raises OSError, whose ``strerror`` says what it is, for anything but a file of this user's
-    own."""
+    """Open a log, or create it, for reading and writing. In a directory where others may write, they may have created
+    something of this name. Raises OSError for anything but this user's own file; its ``strerror`` is the reason."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as refusal:
@@ -21,18 +20,18 @@ def open_log(path: Path) -> int:
         raise
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        told = f"{path.name} there is no ordinary file"
+        reason = f"{path.name} there is not a regular file"
     elif found.st_nlink > 1:
-        told = f"{path.name} there has another name, too"
+        reason = f"{path.name} there has several hard links"
     elif found.st_uid != os.geteuid() and found.st_uid != _uid_in(path.parent):
-        told = f"{path.name} there belongs to another user"
+        reason = f"{path.name} there belongs to another user"
     else:
         return fd
     os.close(fd)
-    raise OSError(errno.EPERM, told)
+    raise OSError(errno.EPERM, reason)
 
 
 def _uid_in(folder: Path) -> int:
-    """Whose a file is that this process makes there: some network file systems have their own idea of users."""
+    """The owner of files that this process makes there: some network file systems map user ids."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid

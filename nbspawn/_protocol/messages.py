@@ -1,22 +1,21 @@
-"""What travels between the kernel and its ranks: events up, commands down, one frozen dataclass each.
+"""The messages between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/channel.py,
 _engine/channel.py). Every frame is one pickled object of this file and nothing else; the large buffers of a
-``Returned`` are in a file that comes with it (``encode``). ``RunFunction`` and ``RunCell`` come with the launch
-(_rank/launch.py). Each frame of a rank bears the number of the command that the rank runs: what belongs to an earlier
-one is not taken for this one's. The kernel loads nothing but the classes of this file and ``payload.Value``, so that no
-foreign code runs where it waits for ranks. The order that is promised:
+``Returned`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of the
+launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier command
+are not mistaken for this one's. The kernel unpickles only the classes of this file, of frames.py and of
+_payload/packing.py: no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed`` and ``Imported``, then
-  exactly one of
-  ``Returned``, ``Raised`` or ``Leaving``.
-  ``Sampled`` comes from a thread of its own, at any time after ``Started``, and may be left out.
-  ``Exited`` comes last and is the engine's own word, not the rank's.
+  exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
+  ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
-  Events that carry ``offset`` say how long the log was when they were sent: the engine hands out the log up to there
-  before the event, so that prints and displays keep their order exactly.
-- nothing is promised between ranks, but ``time`` is CLOCK_MONOTONIC in seconds and comparable on one host.
+  ``offset`` is the length of the log when the event was sent. The engine emits the log up to there before the event:
+  this keeps the exact order of prints and displays.
+- between ranks there is no guarantee, but ``time`` is CLOCK_MONOTONIC in seconds, and comparable on one host.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from nbspawn._protocol.payload import NOTHING, Payload
 
 @dataclass(frozen=True)
 class Started:
-    """The rank's process is set up and about to run its first command. Of further ones a kept rank says nothing."""
+    """The rank's process is set up, and about to run its first command. Sent once, also by kept ranks."""
 
     rank: int
     pid: int
@@ -55,7 +54,7 @@ class DisplayData:
 
 @dataclass(frozen=True)
 class ClearOutput:
-    """``clear_output()`` in a rank: earlier displays of that rank are to be emptied."""
+    """``clear_output()`` in a rank: empty its earlier displays."""
 
     rank: int
     wait: bool
@@ -64,7 +63,7 @@ class ClearOutput:
 
 @dataclass(frozen=True)
 class InputRequest:
-    """``input()`` or ``getpass()`` in a rank, which now blocks until an ``InputReply`` comes."""
+    """``input()`` or ``getpass()`` in a rank, which blocks until it receives an ``InputReply``."""
 
     rank: int
     prompt: str
@@ -74,9 +73,9 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception left the cell or the function. ``rendered`` are the coloured lines that a notebook shows.
+    """The cell or the function raised. ``rendered`` are the coloured lines that a notebook shows.
 
-    ``line`` is the innermost line of the running cell in the traceback (1-based, as the person sees it), None for a
+    ``line`` is the innermost line of the running cell in the traceback (1-based, as the user sees it), None for a
     plain function.
     """
 
@@ -91,14 +90,14 @@ class Raised:
 
     @property
     def by_quit(self) -> bool:
-        """Is it what a debugger's ``quit`` raises? Then the person ends the run."""
+        """Was it raised by a debugger's ``quit``? Then the user ends the run."""
         return self.name == "BdbQuit"
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The rank finished; ``value`` is a ``payload.Value`` (packed bytes, or why it could not be packed). It was
-    ``ready`` to begin at that time; what it had to do before (make a process group) is not of the person's code."""
+    """The rank has finished; ``value`` is a ``packing.Value`` (packed bytes, or why it could not be packed). The user's
+    code began at time ``ready``, after nbspawn's own preparations, such as making a process group."""
 
     rank: int
     time: float
@@ -109,7 +108,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The rank's code called ``sys.exit`` with a code other than 0 (``text`` if it was not a number)."""
+    """The rank's code called ``sys.exit`` with a code other than 0 (``text`` if that was not a number)."""
 
     rank: int
     time: float
@@ -120,7 +119,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A debugger has stopped the rank's main thread at this line (``post_mortem``: the one that raised). It asks for
+    """A debugger has stopped the rank's main thread at this line (``post_mortem``: the line that raised). It reads
     commands by ``InputRequest`` until ``Resumed``."""
 
     rank: int
@@ -139,7 +138,8 @@ class Listening:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The rank goes on. ``soon`` it will be heard of again: it makes one step, or was told to quit."""
+    """The rank leaves the debugger's prompt. ``soon``: the next event will follow soon, because the rank makes one step
+    or quits."""
 
     rank: int
     time: float
@@ -148,8 +148,8 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Where the rank is, in the same call ``since`` then; and the seconds that it has spent at each position since the
-    last such message. Sent when the position has changed, at a bounded rate, and every two seconds."""
+    """The rank's position, in which it has been ``since`` that time, and the seconds ``spent`` at each position since
+    the last such message. Sent when the position has changed, at a bounded rate, and every two seconds."""
 
     rank: int
     time: float
@@ -160,8 +160,8 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Imported:
-    """These installed modules have been imported in the rank since it told of others. The engine keeps it: the fork
-    server should have them for the next ranks."""
+    """Installed modules that the rank has imported since the last such message. The engine records them: the fork
+    server should preload them for the next ranks."""
 
     rank: int
     modules: tuple[str, ...]
@@ -181,7 +181,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Measured:
-    """From the rank's gauges (_protocol/gauges.py), about once a second: ``time`` is the rank's last sign of life;
+    """From the rank's gauges (_protocol/gauges.py), about once a second: ``time`` is the rank's last sign of life,
     ``cpu`` the seconds of processor time that it has used, ``memory`` its resident bytes, ``device_memory`` the bytes
     that torch has allocated on its device (-1: it uses none)."""
 
@@ -194,7 +194,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The engine asked this rank to end: ``how`` is 'interrupt', 'SIGTERM' or 'SIGKILL'."""
+    """The engine sent this rank a signal that ends it: ``how`` is 'interrupt', 'SIGTERM' or 'SIGKILL'."""
 
     rank: int
     time: float
@@ -204,7 +204,7 @@ class Stopping:
 @dataclass(frozen=True)
 class Exited:
     """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number), None if
-    nobody could tell (_engine/exits.py)."""
+    it is unknown (_engine/exits.py)."""
 
     rank: int
     time: float
@@ -216,12 +216,12 @@ class Exited:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What both ways to run something have. ``turn`` counts the commands of these ranks from 1. ``payload`` is what the
-    command works on. ``interrupts`` is the number that had been announced to the rank when this was sent: later ones
-    are meant for this command. ``debug`` stops at the first line, ``pdb`` lets the person look at the frame that
-    raised, ``show_locals`` tells its variables."""
+    """The fields that both commands have. ``command_number`` counts the commands of these ranks from 1. ``payload`` is
+    the command's input. ``interrupts`` is the number of interrupts that had been announced to the rank when this was
+    sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` opens the debugger in the
+    frame that raised, ``show_locals`` shows its variables."""
 
-    turn: int = 1
+    command_number: int = 1
     payload: Payload = NOTHING
     interrupts: int = 0
     debug: bool = False
@@ -231,7 +231,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class RunFunction(_Run):
-    """Call ``fn(rank, *args, **kwargs)``, which are the payload, a dict. ``names`` are what IPython calls the
+    """Call ``fn(rank, *args, **kwargs)``; the payload is a dict of these three. ``names`` are IPython's names for the
     notebook's cells, by file name."""
 
     names: Mapping[str, str]
@@ -239,15 +239,15 @@ class RunFunction(_Run):
 
 @dataclass(frozen=True)
 class RunCell(_Run):
-    """Run a notebook cell, where the payload is the dict of the notebook's variables that come along.
+    """Run a notebook cell; the payload is a dict of the notebook's variables that it uses.
 
-    ``source`` is the cell's body with the magic's line as a leading comment, so that line numbers are the person's, and
-    ``transformed`` what IPython makes of that ('' if nobody has asked it yet);
-    ``first_line`` is that line as the person typed it, '' if there is none; ``filename`` and ``number`` are IPython's
-    names for the cell (0: it is no cell of the notebook);
-    ``sources`` holds ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks
-    and ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are
-    IPython's for tracebacks ('': none).
+    ``source`` is the cell's body, with the magic's line as a leading comment: line numbers are those that the user
+    sees. ``transformed`` is the source in plain Python, from IPython ('': not transformed yet). ``first_line`` is the
+    magic's line as the user typed it, '' if there is none. ``filename`` and ``number`` (the execution count) are
+    IPython's for the cell; 0: it is not a cell of the notebook. ``sources`` holds
+    ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks and
+    ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are IPython's, for
+    tracebacks ('': none).
     """
 
     source: str
@@ -261,19 +261,22 @@ class RunCell(_Run):
 
     @functools.cached_property
     def names(self) -> dict[str, str]:
-        """What IPython calls the notebook's cells in tracebacks, by file name: 'Cell In[5]'. Others keep theirs."""
+        """IPython's names for the notebook's cells in tracebacks, by file name: 'Cell In[5]'. Others keep their own."""
         numbers = {name: number for name, (number, _) in self.sources.items()} | {self.filename: self.number}
         return {file: f"Cell In[{number}]" if number else file for file, number in numbers.items()}
 
 
-UNGROUPED = "the process group could not be made anew"  # by Regroup: what the rank's next command fails with
+UNGROUPED = (
+    "the process group could not be created again"  # with this the rank's next command fails after Regroup has failed
+)
 
 
 @dataclass(frozen=True)
 class Regroup:
-    """Ranks may have made different calls: what they share has to begin anew. ``number`` tells this time from the
-    others; ``store`` is the file at which to make the process group of ``--backend`` again, '' if there is none. It is
-    one file for all times: a FileStore opens its file once more when it is destroyed, at the end of the rank maybe."""
+    """Reset what the ranks share: they may have made different collective calls. ``number`` counts these commands;
+    ``store`` is the file of the FileStore with which to make the process group of ``--backend`` again, '' if there is
+    no such group. All these commands use one file: a FileStore opens its file once more when it is destroyed, possibly
+    at the end of the rank."""
 
     number: int
     store: str
@@ -281,12 +284,12 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Close:
-    """A kept rank has nothing more to run: it leaves in good order."""
+    """There are no more commands: the kept rank exits cleanly."""
 
 
 @dataclass(frozen=True)
 class InputReply:
-    """The answer to an ``InputRequest``: ``kind`` is 'text', 'eof', 'interrupt' or 'refused' (``text`` says why)."""
+    """The answer to an ``InputRequest``: ``kind`` is 'text', 'eof', 'interrupt' or 'refused' (``text``: the reason)."""
 
     kind: str
     text: str = ""
@@ -311,5 +314,3 @@ Event = (
     | Exited
 )
 Command = RunFunction | RunCell | InputReply | Regroup | Close
-
-# ---------------------------------------------------------------- the wire

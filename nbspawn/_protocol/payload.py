@@ -1,4 +1,4 @@
-"""What a command works on, in the three ways in which a rank can have it."""
+"""The input of a command, in the three forms in which a rank can get it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class SentFd:
-    """A file descriptor as an argument of a process that is being started; multiprocessing duplicates it on the way."""
+    """A file descriptor as an argument of a process that is being started; multiprocessing duplicates it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -23,15 +23,15 @@ class SentFd:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Under fork: the object itself, which the rank has from the kernel."""
+    """Under fork: the object itself, which the rank inherits from the kernel."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Packed (_payload/packing.py), for ranks that are being started: its files, the bytes of its parts, and what can
-    be pickled only as an argument of a new process."""
+    """Packed (_payload/packing.py), for ranks that are being started: the descriptors of its files, the sizes of its
+    parts in bytes, and objects that can be pickled only as arguments of a new process."""
 
     fds: tuple[SentFd, ...]
     sizes: tuple[int, ...]
@@ -40,8 +40,8 @@ class Sent:
 
 @dataclass(frozen=True)
 class Shared:
-    """Packed, for ranks that run already: where they open its files, and the bytes of its parts. Without files it is
-    an empty dict."""
+    """Packed, for ranks that are alive already: the paths of its files, and the sizes of its parts in bytes. Without
+    files it is an empty dict."""
 
     paths: Sequence[str] = ()
     sizes: tuple[int, ...] = ()

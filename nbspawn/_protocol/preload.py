@@ -1,7 +1,7 @@
-"""What the fork server is to import, and what it tells of that.
+"""What the fork server should import, and its report about that.
 
-The kernel writes a ``Plan`` to a file in its private directory and gives the path in the environment; the server
-answers in a second file (``Report``). Both are JSON.
+The kernel writes a ``Plan`` to a file in its private directory and passes the path in the environment; the server
+writes a ``Report`` to a second file. Both are JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ PATH = "NBSPAWN_PLAN"
 
 @dataclass(frozen=True)
 class Plan:
-    """``modules`` are imported in this order, each if a trial finds nothing against it; those in ``trusted`` need none.
-    No more are imported once the server's resident memory is above ``memory`` bytes. ``environment`` is that
-    of the ranks, as far as it is known. ``shell`` makes IPython's, too."""
+    """``modules`` are imported in this order, each if a trial shows that it is safe; those in ``trusted`` without one.
+    No more are imported once the server's resident memory is above ``memory`` bytes. ``environment`` is that of the
+    ranks, as far as it is known. ``shell``: create IPython's shell, too."""
 
     modules: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
@@ -31,10 +31,10 @@ class Plan:
 
 @dataclass
 class Report:
-    """``modules`` are all that have been imported for the plan, ``imported`` those of the plan that began it;
-    ``refused`` says why others were not, ``skipped`` which there was no memory for. ``memory`` is the server's resident
-    bytes. ``read`` are the environment variables that were looked at meanwhile: their values before and after (None:
-    not set)."""
+    """``modules`` are all installed modules that were imported, with their dependencies; ``imported`` are those that
+    the plan names. ``refused`` maps others to the reason, ``skipped`` are those for which memory did not suffice.
+    ``memory`` is the server's resident bytes. ``read`` maps the environment variables that were read meanwhile to their
+    values before and after (None: not set)."""
 
     modules: frozenset[str] = frozenset()
     imported: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Report:
 
     @classmethod
     def of(cls, path: Path) -> Report:
-        """In the kernel, which then removes both files. Raises OSError where there is none."""
+        """In the kernel: read the report, and remove both files. Raises OSError if there is no report."""
         answer = answer_to(path)
         found = json.loads(answer.read_text())
         for file in (path, answer):

@@ -5,40 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+Packed = bytes
+"""One object as _rank/by_value.py pickles it: of a class of the notebook's, or a function. Empty where it cannot be
+pickled, or there is nothing."""
+
 
 @dataclass(frozen=True)
 class Handler:
-    """One that writes to 'stdout' or 'stderr'. ``packed`` is what it is but for its stream and its lock, in pickled
-    form; where that cannot travel, a plain StreamHandler of this ``level`` and ``format`` takes its place."""
+    """One that writes to the notebook: to the ``stream`` 'stdout' or 'stderr', or, of a class of the notebook's own, by
+    what that does (''). ``packed`` is what it is but for its stream and its lock; where that cannot travel, a plain
+    StreamHandler of this ``level`` and ``format`` takes the place of one that has a stream."""
 
     stream: str
     level: int
     format: tuple[str, str | None]
-    packed: bytes = b""
+    packed: Packed = b""
 
 
 @dataclass(frozen=True)
 class Logger:
-    """One that was configured."""
+    """One that was configured. ``filters`` are a list of its own."""
 
     name: str
     level: int
     propagate: bool
     disabled: bool
     handlers: tuple[Handler, ...]
+    filters: Packed = b""
 
 
 @dataclass(frozen=True)
 class Logging:
-    """``disabled`` is the level up to which all is off; ``captures`` whether warnings are logged."""
+    """``disabled`` is the level up to which all is off; ``captures`` whether warnings are logged; ``level_names`` are
+    those that ``logging.addLevelName`` was given."""
 
     loggers: tuple[Logger, ...] = ()
     disabled: int = 0
     captures: bool = False
+    level_names: dict[int, str] = field(default_factory=dict)
 
 
-Filter = tuple[str, str, str, str, int]
-"""Action, the message's pattern, the category as 'module:name', the module's pattern, line: as in ``warnings``."""
+@dataclass(frozen=True)
+class Filter:
+    """As in ``warnings``. The category is named 'module:name', and ``packed`` where the notebook has defined it."""
+
+    action: str
+    message: str
+    category: str
+    module: str
+    line: int
+    packed: Packed = b""
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Settings:
     """What was set in the kernel. Of libraries that it has not imported, nothing."""
 
     torch: dict[str, Any] = field(default_factory=dict)
-    numpy: dict[str, Any] = field(default_factory=dict)
-    pandas: dict[str, Any] = field(default_factory=dict)
+    numpy: dict[str, Packed] = field(default_factory=dict)
+    pandas: dict[str, Packed] = field(default_factory=dict)
     warnings: tuple[Filter, ...] = ()
     logging: Logging = field(default_factory=Logging)

@@ -1,7 +1,7 @@
-"""Large buffers in anonymous files in memory, which other processes map: shared until one of them writes.
+"""Large buffers in anonymous files in memory, which other processes map copy-on-write.
 
-Linux lets one thread at a time write to a file. So many bytes are put in stripes, a file each, that are written at the
-same time and mapped side by side.
+Linux lets only one thread at a time write to a file. Large data are therefore split into stripes, a file each, which
+are written in parallel and mapped contiguously.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernels load
-_STRIPE = 1 << 26  # bytes: less is written by one thread
-_MOST = 8  # stripes: by then the memory is busy
-_MAP_FIXED = 0x10  # as Linux and macOS have it
-_PIECE = 1 << 28  # bytes that are written at a call: 0.1 s
+_STRIPE = 1 << 26  # bytes: smaller data are written by one thread
+_MOST = 8  # stripes: more do not help, the memory's bandwidth is used up
+_MAP_FIXED = 0x10  # on Linux and macOS
+_PIECE = 1 << 28  # bytes per write: 0.1 s
 
 
 def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Where buffers of so many bytes lie: (start, size)."""
+    """The layout of buffers of these sizes: (start, size) of each, in bytes."""
     found, end = [], 0
     for size in sizes:
         start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -35,8 +35,8 @@ def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def write(buffers: Sequence[memoryview]) -> int:
-    """A file (a memfd where there are any) that holds these buffers, as a descriptor. Raises OSError."""
-    fds = to_be_filled(0)
+    """The descriptor of a file (a memfd where available) that contains these buffers. Raises OSError."""
+    fds = empty_files(0)
     try:
         fill(fds, buffers)
     except BaseException:
@@ -45,9 +45,9 @@ def write(buffers: Sequence[memoryview]) -> int:
     return fds[0]
 
 
-def to_be_filled(size: int) -> tuple[int, ...]:
-    """The descriptors of empty files for buffers of ``size`` bytes in all; another process that reads them waits until
-    this one has filled them. Raises OSError."""
+def empty_files(size: int) -> tuple[int, ...]:
+    """The descriptors of empty files for buffers of ``size`` bytes in total. They are locked: another process that
+    reads them waits until this one has filled them. Raises OSError."""
     fds: list[int] = []
     try:
         for _ in range(max(1, min(os.cpu_count() or 1, _MOST, size // _STRIPE))):
@@ -81,8 +81,8 @@ def fill(fds: Sequence[int], buffers: Sequence[memoryview], give_up: Callable[[]
 
 
 def read(fds: Sequence[int], sizes: Iterable[int]) -> list[memoryview]:
-    """The buffers again, writable; what this process writes stays its own. The mapping lives as long as one of them,
-    and the descriptors may be closed at once."""
+    """The buffers, mapped copy-on-write. The mapping lives as long as one of them; the descriptors may be closed at
+    once."""
     for fd in fds:
         fcntl.lockf(fd, fcntl.LOCK_SH)
     where = places(sizes)
@@ -97,13 +97,14 @@ def close(fds: Iterable[int]) -> None:
 
 
 def _stripes(fds: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
-    """Each file with its part of ``size`` bytes: (descriptor, first byte, bytes), whole pages but for the last."""
+    """The part of ``size`` bytes in each file: (descriptor, first byte, bytes); whole pages, except the last."""
     step = -(-size // len(fds) // mmap.PAGESIZE) * mmap.PAGESIZE
     return ((fd, first, min(step, size - first)) for fd, first in zip(fds, range(0, size, step), strict=True))
 
 
 def _mapped(fds: Sequence[int], size: int) -> memoryview:
-    """Until 3.13 Python's own ``mmap`` keeps a descriptor as long as the memory, and a person may keep many results."""
+    """Map by libc: until 3.13 Python's ``mmap`` keeps a descriptor open as long as the memory, and a user may keep
+    many results."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -124,8 +125,8 @@ def _mapped(fds: Sequence[int], size: int) -> memoryview:
 
 
 def anonymous_file() -> int:
-    """The descriptor of an empty file that has no name: no full disk and no deleted directory is in its way."""
+    """The descriptor of an empty file without a name: it works with a full disk and a deleted directory."""
     if sys.platform == "linux":
         return os.memfd_create("nbspawn", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="nbspawn-") as file:  # has no name from the start
+    with tempfile.TemporaryFile(prefix="nbspawn-") as file:  # never has a name
         return os.dup(file.fileno())

@@ -1,6 +1,6 @@
-"""The signals by which the kernel asks a rank for something, beside those that end it.
+"""The signals by which the kernel requests something of a rank, other than its end.
 
-Real-time signals collide with no program's own use of SIGUSR1 or SIGUSR2. macOS has none.
+Real-time signals do not collide with a program's own use of SIGUSR1 or SIGUSR2. macOS has none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How messages become bytes on a stream socket, and messages again; large buffers go beside them, in a file."""
+"""Encodes messages as bytes on a stream socket, and decodes them; large buffers are sent in a separate file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from nbspawn._protocol import shared_memory
 from nbspawn._protocol.messages import Command, Event
 
 _HEAD = struct.Struct("!QLL")
-
-
 _SIZE = struct.Struct("!Q")
+_ATTACHED = 256 * 1024  # bytes: a larger buffer is not sent through the socket
 
 
-_ATTACHED = 256 * 1024  # bytes from which a buffer does not go through the socket
+def encode(message: Event | Command, attached: list[int] | None = None, command_number: int = 0) -> bytes:
+    """One frame: three numbers in network order (the length of the rest of the frame, the number of buffers in a
+    separate file, the command number), the sizes of these buffers, and the pickled message.
 
-
-def encode(message: Event | Command, attached: list[int] | None = None, turn: int = 0) -> bytes:
-    """One frame: three numbers (network order; the length of what follows them, how many buffers lie elsewhere, and the
-    command that it belongs to), the sizes of these buffers, and the pickled message.
-
-    A caller that can send descriptors gives ``attached``. Large buffers are then in a file (_protocol/shared_memory.py)
-    that is appended to it, and that has to go with the frame.
+    A caller that can send descriptors passes ``attached``. Large buffers are then written to a file
+    (_protocol/shared_memory.py) whose descriptor is appended to it, and has to be sent with the frame.
     """
     large: list[memoryview] = []
 
@@ -44,16 +40,16 @@ def encode(message: Event | Command, attached: list[int] | None = None, turn: in
     if attached is not None and large:
         attached.append(shared_memory.write(large))
     sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in large)
-    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large), turn), sizes, body))
+    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large), command_number), sizes, body))
 
 
 class _OfRanks(pickle.Unpickler):
-    """Loads what ranks send, which is of this package alone."""
+    """Unpickles the messages of ranks, which contain only classes of this package."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for any other."""
+        """Raises UnpicklingError for any other class."""
         if module not in _MODULES_OF_RANKS:
-            raise pickle.UnpicklingError(f"a message of a rank holds a {module}.{name}")
+            raise pickle.UnpicklingError(f"a message of a rank contains a {module}.{name}")
         return super().find_class(module, name)
 
 
@@ -61,13 +57,13 @@ _MODULES_OF_RANKS = ("nbspawn._protocol.messages", "nbspawn._protocol.frames", "
 
 
 def load_of_rank(body: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """The message of a rank. Raises UnpicklingError if it holds anything foreign."""
+    """The message of a rank. Raises UnpicklingError if it contains a class of another package."""
     return _OfRanks(io.BytesIO(body), buffers=buffers).load()
 
 
 class Decoder:
-    """Turns the bytes of a stream socket back into messages, however they were cut, by ``load``. Descriptors that came
-    with them are put into ``attached`` before the bytes are fed: None for one that this process could not take."""
+    """Decodes the bytes of a stream socket, cut anywhere, by ``load``. Descriptors that were received with the bytes
+    are appended to ``attached`` before these are fed: None for one that this process could not receive."""
 
     def __init__(self, load: Callable[..., Any] = pickle.loads) -> None:
         self.attached: deque[int | None] = deque()
@@ -75,20 +71,20 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
-        """Yield the messages that ``data`` completes, each with the number of its command. The value of a ``Returned``
-        whose file cannot be mapped is lost, and says why."""
+        """Yield the messages that ``data`` completes, each with its command number. If the file of a ``Returned``
+        cannot be mapped, the value is lost, and contains the reason."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
-            length, count, turn = _HEAD.unpack_from(self._buffer)
+            length, count, command_number = _HEAD.unpack_from(self._buffer)
             end = _HEAD.size + length
             if len(self._buffer) < end:
                 return
             body = bytes(memoryview(self._buffer)[_HEAD.size : end])
             del self._buffer[:end]
-            yield turn, self._with_buffers(body, count) if count else self._load(body)
+            yield command_number, self._with_buffers(body, count) if count else self._load(body)
 
     def close(self) -> None:
-        """Nothing more will be fed."""
+        """Close the descriptors that no message has used: no more bytes will be fed."""
         while self.attached:
             fd = self.attached.popleft()
             if fd is not None:
@@ -101,8 +97,8 @@ class Decoder:
             return self._load(rest, buffers=self._mapped(sizes))
         except OSError as refusal:
             message = self._load(rest, buffers=[b""] * count)
-            told = f"its {sum(sizes) / 1e6:,.0f} MB did not come to the kernel: {refusal.strerror}"
-            return replace(message, value=message.value.lost(told))
+            reason = f"its {sum(sizes) / 1e6:,.0f} MB could not be received by the kernel: {refusal.strerror}"
+            return replace(message, value=message.value.lost(reason))
 
     def _mapped(self, sizes: Sequence[int]) -> list[memoryview]:
         fd = self.attached.popleft()

@@ -1,4 +1,4 @@
-"""Does something right after a module has been imported: now if it has been, else whenever that comes."""
+"""Calls a function as soon as a module has been imported: at once if it has been already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _waiting: dict[str, list[Callable[[], None]]] = {}
 
 
 def after_import(name: str, action: Callable[[], None]) -> None:
-    """Call ``action``, without arguments, as soon as the module ``name`` is there. Costs nothing until then."""
+    """Call ``action()`` as soon as the module ``name`` has been imported. Costs nothing until then."""
     if name in sys.modules:
         action()
         return
@@ -23,7 +23,7 @@ def after_import(name: str, action: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Leaves finding to the others, and has the loader that they choose tell when it has run the module."""
+    """Has the other finders find the module, and wraps the loader that they return."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in _waiting:
@@ -32,13 +32,13 @@ class _Finder(MetaPathFinder):
             found = finder.find_spec(name, path, target) if finder is not self else None
             if found is not None:
                 if found.loader is not None:
-                    _tell(found.loader, name)
+                    _run_actions_after(found.loader, name)
                 return found
         return None
 
 
-def _tell(loader: Loader, name: str) -> None:
-    # On the loader itself: a loader of another class would be missed by inspect and importlib.resources.
+def _run_actions_after(loader: Loader, name: str) -> None:
+    # Wraps the loader's own method: inspect and importlib.resources depend on the loader's class.
     run: Any = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The rank's end of its channel to the kernel: blocking, thread-safe, never cut in the middle of a frame."""
+"""The rank's end of its channel to the kernel: blocking, thread-safe, never interrupted in the middle of a frame."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _CHUNK = 1 << 16
 class Channel:
     """Connects to the kernel's socket at ``path``; raises OSError if no kernel listens there any more."""
 
-    def __init__(self, path: Path) -> None:
-        self.turn = 1
-        """Of the command that runs: what is sent belongs to it."""
+    def __init__(self, path: Path, command_number: int = 1) -> None:
+        self.command_number = command_number
+        """The number of the current command, sent with every event."""
         self._path = os.fspath(path)
         self._connect()
-        # Reentrant: a signal handler of the person's own may display something while the same thread sends.
+        # Reentrant: the user's own signal handler may display something while the same thread sends.
         self._send_lock = threading.RLock()
         self._ask_lock = threading.Lock()
-        # A process that is forked while another thread sends would have the lock held for ever.
+        # In a process that is forked while another thread sends, the lock would be held for ever.
         os.register_at_fork(
             before=self._send_lock.acquire,
             after_in_parent=self._send_lock.release,
             after_in_child=self._send_lock.release,
         )
-        # Of the main thread: signal handlers run in it, and must not cut into what it has begun here.
+        # Of the main thread: signal handlers run in it, and must not interrupt what it has begun here.
         self.sending = 0
         self.asking = False
         self.on_answered: list[Callable[[], None]] = []
         self.on_sent: list[Any] = []
-        self.on_leaving: list[Callable[[], None]] = []
-        """What a feature still has to say when the rank has failed, for then no feature is left in good order."""
+        self.on_failure: list[Callable[[], None]] = []
+        """What features still have to send when the rank has failed: their context managers are then not exited."""
 
     def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -54,8 +54,8 @@ class Channel:
         self._commands: deque[Command] = deque()
 
     def _check(self) -> None:
-        """The person's code may have closed every descriptor, and opened something else under this number: connect
-        anew, and leave what is there alone."""
+        """Connect again if the user's code has closed every descriptor. It may have opened something else with this
+        number, which is left alone."""
         with contextlib.suppress(OSError):
             if os.fstat(self._socket.fileno()).st_ino == self._inode:
                 return
@@ -65,7 +65,7 @@ class Channel:
 
     @contextmanager
     def _whole_frame(self) -> Iterator[None]:
-        """An interrupt that lands here waits (_rank/process.py): half a frame would garble everything after it."""
+        """Defers interrupts (_rank/process.py): a partial frame would corrupt everything after it."""
         main = threading.current_thread() is threading.main_thread()
         with self._send_lock:
             self.sending += main
@@ -78,9 +78,9 @@ class Channel:
             self.on_sent.pop()()
 
     def send(self, event: Event) -> None:
-        """Send one event. A kernel that has gone is no error: the lifeline ends this process anyway."""
+        """Send one event. A dead kernel is not an error: the lifeline ends this process anyway."""
         attached: list[int] = []
-        frame = encode(event, attached, self.turn)
+        frame = encode(event, attached, self.command_number)
         with self._whole_frame():
             try:
                 sent = socket.send_fds(self._socket, [frame], attached) if attached else 0
@@ -91,9 +91,9 @@ class Channel:
                 for fd in attached:
                     os.close(fd)
 
-    def offer(self, event: Event) -> bool:
-        """Send an event that may be late or left out, from a thread of its own. False if somebody else is sending, or
-        the kernel has not read for a while: whoever sends something that matters must not wait for this."""
+    def try_send(self, event: Event) -> bool:
+        """Send an event that may be late or dropped, from a thread of its own. False if another thread is sending, or
+        the kernel has not read for a while: important events must not wait for this one."""
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
@@ -101,7 +101,7 @@ class Channel:
             (unread,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
             if unread > _CHUNK:
                 return False
-            self._socket.sendall(encode(event, turn=self.turn))
+            self._socket.sendall(encode(event, command_number=self.command_number))
             return True
         except OSError:
             return False
@@ -109,7 +109,7 @@ class Channel:
             self._send_lock.release()
 
     def receive(self) -> Command:
-        """Wait for the next command; raises EOFError when the kernel has closed the channel."""
+        """Wait for the next command. Raises EOFError when the kernel has closed the channel."""
         while not self._commands:
             data = self._socket.recv(_CHUNK)
             if not data:
@@ -118,7 +118,7 @@ class Channel:
         return self._commands.popleft()
 
     def ask(self, request: InputRequest) -> InputReply:
-        """Send a question and wait for its answer; threads of one rank take turns."""
+        """Send a request and wait for the reply; one thread of the rank at a time."""
         with self._ask_lock:
             main = threading.current_thread() is threading.main_thread()
             self.asking = main
@@ -133,5 +133,5 @@ class Channel:
         return reply
 
     def close(self) -> None:
-        """Close the socket; the kernel reads what was sent before."""
+        """Close the socket; the kernel still reads what was sent before."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Who holds the two ends of a TCP connection within this machine, as Linux tells in /proc (proc(5))."""
+"""Which process and user own the ends of TCP connections within this machine, from Linux's /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MAPPED = f"{0:016X}{socket.htonl(0xFFFF):08X}"
-"""What stands before an IPv4 address where a socket of IPv6 uses one: each end may be of another family."""
+"""The prefix of an IPv4 address in an IPv6 socket: the two ends may be of different families."""
 
 
 class End(NamedTuple):
-    """A socket, and the user whose process made it."""
+    """A socket's inode, and the user id of the process that made it."""
 
     inode: int
     uid: int
 
 
 def other_ends() -> dict[int, End]:
-    """The other end of each connection within this machine, by the inode of the one. Raises OSError if the system does
-    not tell, as macOS does not.
+    """The other end of each connection within this machine, by the inode of the one end. Raises OSError if the system
+    does not report it, as on macOS.
 
-    A socket that no process holds any more is left out: it still delivers what was sent, but Linux tells neither its
-    inode nor its user, and writes 0 in their place, which is root.
+    A socket that no process has open any more is left out. It still delivers what was sent, but Linux writes 0 for its
+    inode and its user, and 0 is root's id.
     """
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    if (tcp6 := Path("/proc/net/tcp6")).exists():  # it is not where IPv6 is switched off
+    if (tcp6 := Path("/proc/net/tcp6")).exists():  # missing if IPv6 is disabled
         lines += tcp6.read_text().splitlines()[1:]
     ends = {}
     for line in lines:
@@ -37,8 +37,8 @@ def other_ends() -> dict[int, End]:
     return {end.inode: ends[there, here] for (here, there), end in ends.items() if (there, here) in ends}
 
 
-def held(pid: int) -> set[int]:
-    """The inodes of the sockets that the process has open, as far as it may be looked at."""
+def open_sockets(pid: int) -> set[int]:
+    """The inodes of the sockets that the process has open; empty if it may not be inspected."""
     found = set()
     with suppress(OSError):  # it has ended
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -1,4 +1,4 @@
-"""Which accelerator a rank computes on, made ready before the command runs."""
+"""Which accelerator a rank computes on, initialised before the command runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def ready(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """What has to be done before the process group is made, and before a function runs that names no device."""
+    """Initialise the device: before the process group is made, and before a function that does not choose one runs."""
     if info.launch.accelerator == "xla":
         from nbspawn._rank import xla
 
         xla.initialise(info)
     elif info.launch.backend == "nccl":
-        choose(info)  # a group of ranks that are all on the first GPU hangs in its first collective
+        choose(info)  # if all ranks are on the first GPU, the group hangs in its first collective
     yield
 
 
 def choose(info: RankInfo) -> torch.device:
-    """torch_xla's device or torch_tpu's, if the ranks were started for one of them; else ``cuda:<local rank>``, made
-    the current device, where CUDA works in this rank; else ``cpu``."""
+    """The device of torch_xla or torch_tpu, if the ranks were started for one of them; else ``cuda:<local rank>``, made
+    the current device, if CUDA works in this rank; else ``cpu``."""
     import torch
 
     if info.launch.accelerator == "xla":

@@ -161,7 +161,7 @@ def _make_group(info: RankInfo, store: Any) -> None:
         from nbspawn._rank import xla
 
         backend = xla.backend()
-    # A person who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
-    timeout = datetime.timedelta(days=1) if launch.patient else None
+    # A user who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
+    timeout = datetime.timedelta(days=1) if launch.long_group_timeout else None
     dist.init_process_group(backend, timeout=timeout, store=store, rank=info.ordinal, world_size=launch.world_size)
     store.add(_CONNECTED, 1)

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from nbspawn._rank import stdio
 from nbspawn._rank.after_import import after_import
 
 
@@ -34,6 +35,8 @@ def draw_text(config: Any) -> None:
     os.environ.setdefault("FORCE_COLOR", "1")
     after_import("rich.console", _text_consoles)
     after_import("tqdm.notebook", _text_bars)
+    if "tqdm.std" in sys.modules:
+        _bars_of_the_notebook()
 
 
 def _text_consoles() -> None:
@@ -57,6 +60,18 @@ def _text_bars() -> None:
         super(bar, self).__init__(*args, **kwargs)
 
     for name, value in list(vars(bar).items()):
-        if name in inherited and (callable(value) or isinstance(value, (staticmethod, property))):
+        if name in (*inherited, "colour") and (callable(value) or isinstance(value, (staticmethod, property))):
             delattr(bar, name)
     bar.__init__ = __init__
+    bar.colour = None
+
+
+def _bars_of_the_notebook() -> None:
+    """A forked rank has those that stand in the notebook: they have begun to write to the kernel's streams, or have a
+    widget. (One that is closed draws nothing any more.)"""
+    for bar in list(sys.modules["tqdm.std"].tqdm._instances):
+        if any(getattr(bar.fp, "_wrapped", bar.fp) is stream for stream in stdio.inherited.values()):
+            bar.fp = sys.stderr
+            bar.sp = bar.status_printer(bar.fp)
+            if isinstance(bar.ncols, str):
+                bar.ncols = None

@@ -1,4 +1,4 @@
-"""What hosted notebooks (Colab, Kaggle) change in a kernel that would break a rank forked from it: a function each."""
+"""Undoes changes that hosted notebooks (Colab, Kaggle) make in a kernel, and that would break a forked rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def plain_errors(shell: Any) -> None:
-    """Colab shows an ImportError by a handler of its own, whose traceback is an object with a button, no list of lines
-    (google/colab/_shell_customizations.py). A rank's error is sent as lines; the same goes for any handler that
-    somebody has set with ``set_custom_exc``."""
+    """Remove handlers that were set with ``set_custom_exc``. Colab shows an ImportError by such a handler, whose
+    traceback is an object with a button, not a list of lines (google/colab/_shell_customizations.py). A rank's error is
+    sent as lines."""
     shell.custom_exceptions = ()

@@ -1,4 +1,4 @@
-"""Which installed modules this process has imported: what the fork server should have for the next ranks."""
+"""Which installed modules this process has imported: the fork server should preload them for the next ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _places() -> tuple[str, ...]:
 
 
 def installed(modules: Iterable[str]) -> list[str]:
-    """Those of the imported ``modules`` that lie in site-packages, in the given order.
+    """Those of the imported ``modules`` that are in site-packages, in the given order.
 
-    Editable installs lie elsewhere and are left out, as is all other code that the user may be editing: a fork server
-    would keep the old code. So is the standard library, which comes with what needs it.
+    Editable installs are elsewhere and are left out, as all other code that the user may be editing: a fork server
+    would keep the old code. The standard library is left out, too: it is imported by the modules that need it.
     """
     found = []
     for name in modules:
@@ -32,7 +32,7 @@ def installed(modules: Iterable[str]) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Does this package, which need not have been imported, lie in site-packages?"""
+    """Is this package, imported or not, in site-packages?"""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):  # a name with odd characters
@@ -40,18 +40,19 @@ def is_installed(package: str) -> bool:
     return spec is not None and (spec.origin or "").startswith(_places())
 
 
-class News:
-    """What has been imported since the last time that it was asked for.
+class NewImports:
+    """The modules that were imported since the last call of ``take``.
 
-    ``sys.modules`` is in the order of the imports, and this module is moved to its end to mark the place. Going through
-    all of it would write a count to each name, and so copy a megabyte of the fork server's memory into the rank (5 ms).
+    ``sys.modules`` is in the order of the imports, and this module is moved to its end as a marker. An iteration over
+    all of it would write each name's reference count, and so copy a megabyte of the fork server's memory into the rank
+    (5 ms).
     """
 
     def __init__(self) -> None:
         sys.modules[__name__] = sys.modules.pop(__name__)
 
     def take(self) -> tuple[str, ...]:
-        """The installed modules, in the order in which their imports began."""
+        """The installed ones of these modules, in the order in which their imports began."""
         while True:
             try:
                 fresh = list(itertools.takewhile(lambda name: name != __name__, reversed(sys.modules)))
@@ -63,7 +64,7 @@ class News:
 
 
 class Preloaded:
-    """The ``modules`` that the fork server has imported beside torch, along its ``sys.path``."""
+    """The ``modules`` that the fork server has imported in addition to torch, by its ``sys.path``."""
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         self._modules = frozenset(modules)
@@ -71,10 +72,10 @@ class Preloaded:
         self._path = tuple(sys.path)
 
     def forget_shadowed(self) -> None:
-        """In a rank: forget those that it would find elsewhere.
+        """In a rank: remove those from ``sys.modules`` that the rank would import from elsewhere.
 
-        A user's own ``datasets.py`` beside the notebook goes before an installed package of that name, as it does for a
-        script; the fork server, which has no such folder on its path, has imported the other one.
+        A user's own ``datasets.py`` in the notebook's folder has precedence over an installed package of that name, as
+        for a script. The fork server, which does not have that folder on its path, has imported the package.
         """
         before = itertools.takewhile(lambda folder: f"{os.path.abspath(folder)}{os.sep}" not in _places(), sys.path)
         folders = [folder for folder in before if folder not in self._path] if self._modules else []
@@ -90,7 +91,7 @@ def _found_in(folder: str, names: set[str]) -> set[str]:
     try:
         with os.scandir(folder or ".") as entries:
             found = {entry.name.partition(".")[0]: entry for entry in entries if entry.name.partition(".")[0] in names}
-    except OSError:  # no folder: the standard library's zip file, say
+    except OSError:  # not a folder: for example the standard library's zip file
         return set()
     ends = tuple(importlib.machinery.all_suffixes())
     return {

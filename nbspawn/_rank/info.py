@@ -1,4 +1,4 @@
-"""Which rank this process is, its run, and what it runs now."""
+"""Which rank this process is, its run, and its current command."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn._rank.imports import News
+from nbspawn._rank.imports import NewImports
 from nbspawn._rank.process import Interrupts
 
 
 @dataclass
 class RankInfo:
-    """Which rank this process is, its run, and what it runs now. ``ordinal`` is the rank's number to the program, the
-    same but for torch_xla, which gives its own on a TPU (_rank/xla.py). ``names`` are what IPython calls the notebook's
-    cells, by file name; ``imported`` tells what the rank imports; ``regrouped`` is the number of the last ``Regroup``,
-    ``ungrouped`` what it failed with.
-    Who has something to do when a further command begins, when it has ended, or some times a second meanwhile (in
-    another thread, which passes whether the rank seems to wait), adds it to the lists."""
+    """Which rank this process is, its run, and its current command. ``ordinal`` is the rank's number in the program:
+    the same, except with torch_xla, which assigns its own on a TPU (_rank/xla.py). ``names`` are IPython's names for
+    the notebook's cells, by file name; ``imported`` records what the rank imports; ``regrouped`` is the number of the
+    last ``Regroup``, ``ungrouped`` the exception if that failed.
+
+    Features add their callbacks to the lists. ``on_begin`` is called when a further command begins, ``on_end`` when one
+    has ended, ``on_look`` some times a second while one runs, in another thread, with the argument whether the rank
+    seems to be waiting."""
 
     rank: int
     launch: Launch
@@ -26,7 +28,7 @@ class RankInfo:
     command: RunFunction | RunCell
     ordinal: int = -1
     names: dict[str, str] = field(default_factory=dict)
-    imported: News = field(default_factory=News)
+    imported: NewImports = field(default_factory=NewImports)
     regrouped: int = 0
     ungrouped: Exception | None = None
     on_begin: list[Callable[[], None]] = field(default_factory=list)
@@ -38,6 +40,6 @@ class RankInfo:
         self.begin(self.command)
 
     def begin(self, command: RunFunction | RunCell) -> None:
-        """It runs this now."""
+        """Record the current command."""
         self.command = command
         self.names.update(command.names)

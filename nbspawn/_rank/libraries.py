@@ -1,12 +1,14 @@
-"""What libraries have concluded about their process, and must conclude anew in a rank.
+"""What libraries have concluded about their process, and must conclude anew in a rank; and the locks they took there.
 
 Imports none of them: a library that is not there has concluded nothing.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from typing import Any
 
 from nbspawn._payload import accelerate_state
 
@@ -29,3 +31,22 @@ def not_interactive() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _LIGHTNING and "_IS_INTERACTIVE" in vars(module):
             module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
+
+
+def have_own_locks() -> None:
+    """In a forked rank. tqdm's bars share a lock between processes, so that those of a DataLoader's workers do not draw
+    over each other; with the kernel a rank shares no terminal. One that raises or is killed while it holds the lock
+    would keep it for good, and every later bar of the notebook would wait for it.
+
+    In place: each bar's class, and ``tqdm.get_lock()``, hold on to the lock.
+    """
+    tqdm: Any = sys.modules.get("tqdm.std")
+    locks = getattr(tqdm, "TqdmDefaultWriteLock", None)
+    between_processes = getattr(locks, "mp_lock", None)
+    if between_processes is not None:
+        fresh: Any = multiprocessing.get_context("fork").RLock()
+        between_processes._semlock = fresh._semlock
+        between_processes._make_methods()
+    between_threads = getattr(locks, "th_lock", None)
+    if between_threads is not None:
+        between_threads._at_fork_reinit()  # a thread of the kernel's that draws bars may have it at this moment

@@ -1,7 +1,7 @@
 """``--debugpy``: a port on this machine at which a debugger of the Debug Adapter Protocol (VS Code's) can attach.
 
-Who attaches runs code as the notebook's user, and any user of the machine can connect to its ports. debugpy has tokens,
-but between its own parts only: what an editor connects to asks for none. So the rank looks whose connection it is.
+An attached debugger runs code as the notebook's user, and every user of the machine can connect to its ports. debugpy
+uses tokens only between its own parts: the port for editors requires none. So the rank checks whose connection it is.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _LOOPBACK = "127.0.0.1"
 
 @contextmanager
 def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, if the person asked for it; without, debugpy is not even imported."""
+    """While the rank lives, if the user has asked for it. Otherwise debugpy is not even imported."""
     if not info.launch.debugpy:
         yield
         return
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # its warning would stand among what the person prints
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # its warning would be shown among the user's output
     hook = sys.breakpointhook
     import debugpy
     import debugpy.server  # with pydevd
 
-    door = _open_door(sys.modules["pydevd"])
+    listener = _listener_for_pydevd(sys.modules["pydevd"])
     try:
-        # In this process: the adapter that debugpy would start otherwise leaves the rank's process group.
-        debugpy.listen(door.getsockname(), in_process_debug_adapter=True)
+        # In this process: the adapter process that debugpy starts by default leaves the rank's process group.
+        debugpy.listen(listener.getsockname(), in_process_debug_adapter=True)
     except RuntimeError as refusal:
         raise RuntimeError(
             f"debugpy cannot listen in a rank that was forked from a kernel whose own debugger is on ({refusal}). "
             "Turn that off and restart the kernel, or use -m forkserver."
         ) from None
 
-    sys.breakpointhook = hook  # pydevd's own does nothing while nobody is attached
-    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns of pdb, with ten lines at each step
+    sys.breakpointhook = hook  # pydevd's own does nothing while no debugger is attached
+    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns about pdb, with ten lines at each step
     debugger.attached = _stop_at
-    here = Listening(info.rank, door.getsockname()[1])
+    here = Listening(info.rank, listener.getsockname()[1])
     channel.send(here)
     info.on_begin.append(lambda: channel.send(here))
     yield
 
 
-class _Door(socket.socket):
-    """Lets in the processes of this user, and root's. Of others it says so once."""
+class UserOnlyListener(socket.socket):
+    """Accepts connections of this user's processes, and of root's. Prints once that it has closed another one."""
 
-    _told = False
+    _reported = False
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
@@ -64,8 +64,8 @@ class _Door(socket.socket):
             if end is not None and end.uid in (os.geteuid(), 0):
                 return connection, address
             connection.close()
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 print(
                     "nbspawn: a connection to this rank's debugger was closed: it does not come from a process of "
                     f"this machine that is user {os.geteuid()}'s or root's.",
@@ -73,14 +73,14 @@ class _Door(socket.socket):
                 )
 
 
-def _open_door(pydevd: Any) -> _Door:
-    """Have pydevd accept its connections here."""
+def _listener_for_pydevd(pydevd: Any) -> UserOnlyListener:
+    """Have pydevd accept its connections from a ``UserOnlyListener``."""
     try:
         connections.other_ends()
     except OSError as error:
         raise RuntimeError(
-            f"--debugpy needs Linux and its /proc/net/tcp, which tells a rank whose connection it is ({error}): "
-            "other users of this machine could attach, too."
+            f"--debugpy needs Linux and its /proc/net/tcp ({error}): without it a rank cannot know whose connection it "
+            "is, and other users of this machine could attach."
         ) from None
     waiting = getattr(pydevd.PyDB, "_WaitForConnectionThread", None)
     if waiting is None or "create_server_socket" not in waiting.run.__code__.co_names:
@@ -88,15 +88,15 @@ def _open_door(pydevd: Any) -> _Door:
             "This release of debugpy listens in a way that cannot be closed to other users of this machine: "
             "pip install 'debugpy<=1.8.22'."
         )
-    door = _Door()
-    door.bind((_LOOPBACK, 0))
-    door.listen()
-    pydevd.create_server_socket = lambda host, port: door
-    return door
+    listener = UserOnlyListener()
+    listener.bind((_LOOPBACK, 0))
+    listener.listen()
+    pydevd.create_server_socket = lambda host, port: listener
+    return listener
 
 
 def _stop_at(frame: FrameType) -> bool:
-    """Stop there, if a debugger is attached."""
+    """Stop at this frame, if a debugger is attached; returns whether one is."""
     pydevd: Any = sys.modules["pydevd"]
     if not pydevd._is_attached():
         return False

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -31,10 +29,12 @@ from nbspawn._protocol.messages import (
 from nbspawn._rank import (
     debugger,
     device,
+    ending,
     environment,
     imports,
     libraries,
     listener,
+    loggers,
     namespace,
     outcome,
     process,
@@ -58,7 +58,7 @@ FEATURES: tuple[Feature, ...] = (
     prompts.answered_by_kernel,
     debugger.prompting,
     listener.listening,
-    stuck.freeing,
+    stuck.unblocking,
     sampler.sampling,
     device.ready,
     environment.process_group,
@@ -80,29 +80,33 @@ def main(rank: int, launch: Launch) -> None:
     interrupts = process.Interrupts(launch.files.interrupts, rank)
     info = RankInfo(rank, launch, interrupts, launch.command)
     process.own_session()
-    process.go_before_the_kernel()
+    process.prefer_as_oom_victim()
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)
     environment.set_environment(info)
     process.not_interactive()
+    if launch.method != "spawn":
+        ending.begin()
     if launch.method == "fork":
-        process.let_go(launch.foreign)
+        process.close_kernel_sockets(launch.foreign)
+        loggers.let_go()
         libraries.not_interactive()
+        libraries.have_own_locks()
         _forget_event_loop()
     else:
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:] = launch.sys_path
         preloaded.forget_shadowed()
-        settings.put(launch.settings)
+    settings.put(launch.settings)
     libraries.forget_process_state()
     seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)
     environment.keep_destroyed_groups(info)
     stacks.report_crashes(launch.files.crash(rank))
-    stacks.answer(launch.files.stack(rank))
+    stacks.write_on_signal(launch.files.stack(rank))
     debugger.not_yet()
-    channel = Channel(launch.files.socket)
+    channel = Channel(launch.files.socket, launch.command.command_number)
     interrupts.install(channel)
     channel.send(Started(rank, os.getpid(), time.monotonic()))
     with ExitStack() as features:
@@ -120,14 +124,17 @@ def main(rank: int, launch: Launch) -> None:
             if not _next(info, channel):
                 break
             ended = _perform(info, channel)
+        if launch.keep and not isinstance(ended, Leaving):
+            ending.run()
         else:
+            if isinstance(ended, Returned):
+                ended = _end(info, ended)
             if not isinstance(ended, Returned):
                 _leave(channel, ended)
             channel.send(ended)
     stdio.leave()
     channel.close()
-    if launch.method == "spawn":
-        _end()
+    ending.leave(0)
 
 
 def _next(info: RankInfo, channel: Channel) -> bool:
@@ -144,7 +151,7 @@ def _next(info: RankInfo, channel: Channel) -> bool:
                 info.ungrouped = error  # the rank's variables are still good
         elif isinstance(command, (RunCell, RunFunction)):
             info.begin(command)
-            channel.turn = command.turn
+            channel.command_number = command.command_number
             info.interrupts.begin(command.interrupts)
             for begin in info.on_begin:
                 begin()
@@ -191,25 +198,27 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
         return ended
 
 
+def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:
+    """End as a program does. A thread or an ``atexit`` handler that does not return is like a cell that does not: the
+    kernel interrupts this rank, or kills it."""
+    try:
+        with info.interrupts.enabled():
+            ending.run()
+        return ended
+    except BaseException as error:
+        return outcome.failed(info.rank, error, skip=__file__)
+
+
 def _leave(channel: Channel, ended: Event) -> NoReturn:
-    """Report, flush, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could wait for a peer."""
+    """Report, have open files written, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could
+    wait for a peer."""
     stdio.flush()
     channel.send(ended)
-    for say in channel.on_leaving:
-        say()
+    for action in channel.on_failure:
+        action()
+    ending.write_soon()
     channel.close()
-    os._exit(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
-
-
-def _end() -> NoReturn:
-    """Ranks of the other methods end with ``os._exit``, a spawned one as an interpreter does; and that aborts now and
-    then, after all is done, when a thread of torch's frees a tensor then ("terminate called without an active
-    exception", 4 of 60 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So it does what is
-    the person's, their threads and ``atexit``, and leaves the rest to the system."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    stdio.flush()
-    os._exit(0)
+    ending.leave(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
 
 
 def _forget_event_loop() -> None:

@@ -1,4 +1,4 @@
-"""How a command ended, as the event that says so: a value, an exception, an exit."""
+"""How a command ended, as an event: a value, an exception, an exit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WHOLE = 60_000  # characters of a traceback
 
 
 def returned(rank: int, value: object) -> Returned | Raised:
-    """The value travels packed; one that cannot is replaced by its text (payload.Value). A rank whose output is not all
-    in its log has failed."""
+    """The event for a value, which is sent packed, or as text if it cannot be (packing.Value). If the rank's output is
+    not completely in its log, the rank has failed."""
     packed = packing.Value.of(value)
     if (lost := stdio.flush()) is not None:
-        told = f"what this rank has printed last could not be written to its log: {lost.strerror}. "
-        told += "Free some space, or give --log-dir (log_dir) a directory that has some."
-        return Raised(rank, time.monotonic(), "OSError", told, f"OSError: {told}\n", (), None, stdio.log_offset())
+        text = f"the last output of this rank could not be written to its log: {lost.strerror}. "
+        text += "Free some space, or give --log-dir (log_dir) a directory that has some."
+        return Raised(rank, time.monotonic(), "OSError", text, f"OSError: {text}\n", (), None, stdio.log_offset())
     return Returned(rank, time.monotonic(), packed, stdio.log_offset())
 
 
@@ -39,10 +39,10 @@ def failed(
     moment: float | None = None,
     variables: Sequence[str] = (),
 ) -> Raised | Leaving | Returned:
-    """What ``error`` means: ``sys.exit(0)`` is an end in good order, other exits leave, the rest is raised.
+    """The event for ``error``: ``sys.exit(0)`` is a success, another exit is ``Leaving``, anything else ``Raised``.
 
-    ``cell`` is the file name of the running cell; ``skip`` that of the code whose frames, outermost in the traceback,
-    are not the person's; ``moment`` is when it was raised, if that is not now; ``variables`` are lines for below the
+    ``cell`` is the file name of the running cell; ``skip`` that of code whose frames, outermost in the traceback, are
+    not the user's; ``moment`` is when it was raised, if that is not now; ``variables`` are lines to add below the
     traceback.
     """
     moment = time.monotonic() if moment is None else moment
@@ -59,16 +59,16 @@ def failed(
     return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset())
 
 
-def _text(said: object) -> str:
+def _text(value: object) -> str:
     """Plain text, of bounded length."""
     try:
-        return _cut(str.__str__(str(said)), _MESSAGE)  # not a subclass, which the kernel would have to load
-    except Exception as broken:  # a person's __str__ may raise; the error that it belongs to must still be told
+        return _cut(str.__str__(str(value)), _MESSAGE)  # not a subclass, which the kernel would have to load
+    except Exception as broken:  # a user's __str__ may raise; the error must still be reported
         return f"<its __str__ raised {type(broken).__name__}>"
 
 
 def _bounded(parts: Sequence[str]) -> list[str]:
-    """A traceback that fits into a notebook: an exception may quote megabytes of data."""
+    """Shorten a traceback for a notebook: an exception's message may contain megabytes of data."""
     kept = [_cut(part, _PART) for part in parts]
     while sum(map(len, kept)) > _WHOLE:
         del kept[len(kept) // 2]

@@ -1,4 +1,4 @@
-"""In the fork server: takes the plan of what to import, carries it out, and reports."""
+"""In the fork server: reads the plan of what to import, carries it out, and writes a report."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from nbspawn._protocol.preload import PATH, Plan, Report, answer_to
 from nbspawn._rank import imports, trial
 
 
-def take() -> Plan:
-    """In the server: the plan. Its ranks do not see the variable."""
+def load() -> Plan:
+    """Read the plan, and remove its path from the environment, which ranks inherit."""
     global _path
     _path = Path(os.environ.pop(PATH))
     given: dict[str, Any] = json.loads(_path.read_text())
-    # What was inherited may differ: native code (readline) sets variables of which the kernel's os.environ is not told.
+    # The inherited environment may differ: native code (readline) sets variables that are not in the kernel's
+    # os.environ.
     for name in os.environ.keys() - given["environment"].keys():
         del os.environ[name]
     os.environ.update(given["environment"])
@@ -34,11 +35,11 @@ _path = Path()
 
 
 def carry_out(plan: Plan) -> Report:
-    """Import what is planned."""
+    """Import the modules of the plan."""
     report = Report()
     before = set(sys.modules)
     own = list(sys.path)
-    # Not from the folder in which the kernel started, whose modules are the user's.
+    # Not from the folder in which the kernel was started: its modules are the user's.
     sys.path[:] = [folder for folder in own if os.path.abspath(folder) != os.getcwd()]
     for trusted, names in itertools.groupby(plan.modules, lambda name: name in plan.trusted):
         left = _left(names, report)
@@ -58,7 +59,7 @@ def carry_out(plan: Plan) -> Report:
 
 def _import(modules: Sequence[str], memory: int, report: Report) -> None:
     for name in modules:
-        trial.leave_if_orphaned()
+        trial.exit_if_orphaned()
         if name in sys.modules:
             continue
         if resident() > memory:
@@ -72,7 +73,7 @@ def _import(modules: Sequence[str], memory: int, report: Report) -> None:
 
 
 def _left(modules: Iterable[str], report: Report) -> list[str]:
-    """Those that are to be imported still, without what is not installed here, or is a part of what was refused."""
+    """The modules still to be imported, without those that are not installed, or are a part of a refused one."""
     left = []
     for name in modules:
         above = {name[:end] for end, letter in enumerate(f"{name}.") if letter == "."}
@@ -84,12 +85,12 @@ def _left(modules: Iterable[str], report: Report) -> list[str]:
 
 
 def write(report: Report) -> None:
-    """For the kernel, which reads it when the server answers."""
+    """Write the report for the kernel."""
     answer_to(_path).write_text(json.dumps({**asdict(report), "modules": sorted(report.modules)}))
 
 
 def resident() -> int:
-    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    """The resident bytes of this process; 0 where the system does not report them."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -99,16 +100,16 @@ def resident() -> int:
 
 @contextmanager
 def recording() -> Iterator[dict[str, tuple[str | None, str | None]]]:
-    """While modules are imported: note which environment variables they look at. A rank with other values must not get
-    a copy of what they made of these. (What native code reads, and Python code that goes through all variables, is not
-    seen.)"""
+    """Record which environment variables are read while modules are imported. What the modules derive from them must
+    not be copied into a rank with other values. (Not recorded: reads by native code, and iterations over all
+    variables.)"""
     names: set[str] = set()
-    noted: dict[str, tuple[str | None, str | None]] = {}
+    found: dict[str, tuple[str | None, str | None]] = {}
     before = dict(os.environ)
     usual: Any = type(os.environ)
 
     class Recording(usual):  # type: ignore[misc]
-        passed = ""  # by an iteration over all: that it is read then says nothing of what it is for
+        passed = ""  # the current one in an iteration over all: its value is then read, but not needed
 
         def __iter__(self) -> Iterator[str]:
             for name in super().__iter__():
@@ -124,7 +125,7 @@ def recording() -> Iterator[dict[str, tuple[str | None, str | None]]]:
     environment: Any = os.environ
     environment.__class__ = Recording
     try:
-        yield noted
+        yield found
     finally:
         environment.__class__ = usual
-        noted.update({name: (before.get(name), os.environ.get(name)) for name in names})
+        found.update({name: (before.get(name), os.environ.get(name)) for name in names})

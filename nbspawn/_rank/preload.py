@@ -1,8 +1,8 @@
-"""Imported by the private fork server alone: what every rank would otherwise import again, seconds each time.
+"""Imported only by the private fork server: imports what every rank would otherwise import itself, which takes seconds.
 
-Importing this module has effects, which is its purpose: the server's own streams become /dev/null (they would be the
-kernel's, and a rank that dies before it has a log would write there), and the ranks' imports are done. What to import
-is in the file that ``PLAN`` names; what became of it is written beside that file (``Report``).
+The import of this module has side effects, which are its purpose. The server's own streams become /dev/null: they would
+be the kernel's, and a rank that dies before it has a log would write to them. Then the ranks' modules are imported. The
+file at ``preload.PATH`` says which (``Plan``); the result is written to a file next to it (``Report``).
 """
 
 import atexit
@@ -10,14 +10,14 @@ import os
 
 from nbspawn._rank import huge_pages, plan, process
 
-_plan = plan.take()
+_plan = plan.load()
 _began_with = frozenset(os.environ)
 
 _null = os.open(os.devnull, os.O_RDWR)
 for _fd in (0, 1, 2):
     os.dup2(_null, _fd)
 os.close(_null)
-process.go_before_the_kernel()
+process.prefer_as_oom_victim()
 
 with plan.recording() as _read:
     import asyncio  # noqa: F401
@@ -40,9 +40,9 @@ nbspawn._rank.environment.server_began_with = _began_with
 nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(_report.modules)
 nbspawn._rank.loggers.note_preloaded()
 _report.read = _read
-if _plan.modules:  # not in the first server, which a run may be waiting for
+if _plan.modules:  # not in the first server, for which a run may be waiting
     huge_pages.collapse()
 plan.write(_report)
-# The teardown of an interpreter with all these modules takes a second, in which the server would outlive the kernel.
-# (What is registered last is called first. Ranks do not come here: they leave by os._exit.)
+# The finalization of an interpreter with all these modules takes a second, for which the server would outlive the
+# kernel. (The last registered handler is called first. Ranks do not call it: they exit by os._exit.)
 atexit.register(os._exit, 0)

@@ -1,4 +1,4 @@
-"""Imported by the private fork server of a notebook: IPython and one light shell, which every rank inherits."""
+"""Imported by the private fork server of a notebook: IPython, and a minimal shell that every rank inherits."""
 
 import sys
 
@@ -9,5 +9,5 @@ shell.displays()
 try:
     raise RuntimeError
 except RuntimeError:
-    # The first traceback in colour imports and sets up much: 0.2 s by which every failing rank would be late.
+    # The first coloured traceback takes 0.2 s for imports and initialisation, a delay in every failing rank.
     _shell.InteractiveTB.structured_traceback(*sys.exc_info())

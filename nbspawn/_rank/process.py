@@ -48,7 +48,7 @@ def die_with_kernel(lifeline: Path) -> None:
     own for the signal.
     """
     _clear_parent_death_signal()
-    fd = out_of_the_way(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    fd = move_to_high_fd(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if hasattr(signal, "SIGRTMIN"):
         fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
@@ -67,7 +67,7 @@ def _watch(fd: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def out_of_the_way(fd: int) -> int:
+def move_to_high_fd(fd: int) -> int:
     """The same file under a high number, which code that closes the low ones (``os.closerange(3, 256)``) does not find;
     and no file that it opens then has this number, and what is written to it."""
     lowest = min(_HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -76,14 +76,14 @@ def out_of_the_way(fd: int) -> int:
     return moved
 
 
-def go_before_the_kernel() -> None:
+def prefer_as_oom_victim() -> None:
     """When memory runs out, the system is to end this process rather than the kernel, which holds the notebook's
     variables: https://man7.org/linux/man-pages/man5/proc_pid_oom_score_adj.5.html. Linux only."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def let_go(foreign: Iterable[tuple[int, int]]) -> None:
+def close_kernel_sockets(foreign: Iterable[tuple[int, int]]) -> None:
     """After fork: put /dev/null in place of the kernel's own sockets, given as (descriptor, inode).
 
     The numbers stay taken, so that no library closes a stranger's file by mistake; the inode tells a number that the
@@ -119,7 +119,7 @@ class Interrupts:
         self._rank = rank
         self._seen = 0
         self._pending = False
-        self._unheeded_since = math.inf
+        self._unhandled_since = math.inf
         self._enabled = False
         self._channel: Channel | None = None
 
@@ -139,18 +139,18 @@ class Interrupts:
         self._seen, self._pending = announced, False
         self(signal.SIGINT, None)
 
-    def unheeded(self, seconds: float) -> bool:
+    def unhandled(self, seconds: float) -> bool:
         """Has an announced interrupt not come through to Python for so long? To be asked again and again, from another
         thread."""
         if self._announced[self._rank] == self._seen:
-            self._unheeded_since = math.inf
+            self._unhandled_since = math.inf
             return False
-        self._unheeded_since = min(self._unheeded_since, time.monotonic())
-        return time.monotonic() - self._unheeded_since >= seconds
+        self._unhandled_since = min(self._unhandled_since, time.monotonic())
+        return time.monotonic() - self._unhandled_since >= seconds
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """While the person's code runs. An interrupt that came before is raised on entry."""
+        """While the user's code runs. An interrupt that came before is raised on entry."""
         self._enabled = True
         try:
             self._raise_pending()
@@ -160,7 +160,7 @@ class Interrupts:
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """While the rank reports: nothing of the person's runs any more that an interrupt could end."""
+        """While the rank reports: nothing of the user's runs any more that an interrupt could end."""
         before, self._enabled = self._enabled, False
         try:
             yield

@@ -1,4 +1,4 @@
-"""``input()`` and ``getpass()`` in a rank: asked of the person through the kernel."""
+"""``input()`` and ``getpass()`` in a rank: the kernel asks the user."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nbspawn._rank.info import RankInfo
 
 
 def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str:
-    """Wait for the person's answer. Raises EOFError and KeyboardInterrupt as ``input`` does, RuntimeError where nobody
-    can answer (nbclient, papermill)."""
+    """Wait for the user's answer. Raises EOFError and KeyboardInterrupt as ``input`` does, RuntimeError if the front
+    end cannot ask the user (nbclient, papermill)."""
     reply = channel.ask(InputRequest(info.rank, str.__str__(str(prompt)), password, stdio.log_offset()))
     if reply.kind == "text":
         return reply.text
@@ -29,7 +29,7 @@ def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str
 
 @contextmanager
 def answered_by_kernel(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, its prompts go to the notebook: the rank's own stdin is empty."""
+    """While the rank lives, its prompts are sent to the notebook: the rank's own stdin is empty."""
 
     def rank_input(prompt: object = "", /) -> str:
         return ask(info, channel, prompt, password=False)

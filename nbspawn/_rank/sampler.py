@@ -1,7 +1,8 @@
-"""Where the rank is and what it uses: a thread that looks some times a second, and tells what has changed.
+"""Where the rank is and what it uses: a thread that samples some times a second, and sends what has changed.
 
-It reads the main thread's stack. A look takes 0.2 ms of a processor, most of it for waking up on cold caches
-(tests/benchmarks/overhead.py). Numbers go to the gauges (_protocol/gauges.py), positions over the channel.
+It reads the main thread's stack. A sample takes 0.2 ms of processor time, most of it because the caches are cold when
+the thread wakes up (tests/benchmarks/overhead.py). Numbers are written to the gauges (_protocol/gauges.py), positions
+are sent over the channel.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.stacks import OtherThreads
 
-# Seconds between two looks: while the run is young (a short one has a profile too), and afterwards. Looks are made, and
-# told, at multiples of these on the clock that all processes share: ranks in lock-step are held up together then, not
-# each in its turn, and the kernel wakes up once for all.
-_YOUNG = 5.0
+# Seconds between two samples: while the command is young (a short one has a profile too), and afterwards. Samples are
+# taken, and sent, at multiples of these on the clock that all processes share: ranks in lock-step are then delayed at
+# the same time, not one after another, and the kernel wakes up once for all of them.
+_YOUNG = 5.0  # seconds for which a command counts as young
 _INTERVAL_YOUNG = 0.1
 _INTERVAL = 0.5
-_SPACING = 1.0  # seconds between two messages, at least, while each look finds something else
-_SPACING_AT_REST = 0.1  # and where a rank has stood still for two looks: a prompt that comes next stops the table
-_SPACING_A_RANK = 0.01  # with many ranks there are fewer messages, so that the kernel's cost is bounded
+_SPACING = 1.0  # seconds between two messages, at least, while each sample differs
+_SPACING_AT_REST = 0.1  # the same after two equal samples: a prompt, which may come next, stops the table's updates
+_SPACING_PER_RANK = 0.01  # many ranks send fewer messages each, which bounds the kernel's cost
 _MEASURE = 0.5  # seconds between two readings of the gauges
-_LATEST = 2.0  # seconds between two messages, at most: what a rank that is killed has not told is lost
-_RESTING = 0.25  # seconds between two looks whether there is something to run
-_LAST_WORD = 0.2  # seconds that a rank which has failed waits for the thread
-_DEPTH = 8  # frames of the person's that are told: the outermost, and as many of the innermost
+_LATEST = 2.0  # seconds between two messages, at most: what a killed rank has not sent is lost
+_PAUSED = 0.25  # seconds between two checks for a new command
+_LAST_MESSAGE = 0.2  # seconds for which a failed rank waits for the thread
+_DEPTH = 8  # frames of the user's code that are sent: the outermost, and the innermost others
 
-# torch.distributed's functions that wait for other ranks; those that only ask (get_rank) are none.
+# torch.distributed's functions that wait for other ranks; not those that only return state (get_rank).
 COLLECTIVES = frozenset(
     "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
     "all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list "
@@ -48,10 +49,10 @@ COLLECTIVES = frozenset(
     "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
     "send_object_list split_group".split()
 )
-# DistributedDataParallel's backward waits for other ranks in C++, where no Python frame tells of it, and so does wait()
-# of what an asynchronous collective returned. It is taken for that when the thread has not computed for a while.
+# DistributedDataParallel's backward waits for other ranks in C++, without a Python frame. So does wait() of what an
+# asynchronous collective has returned. They are assumed to wait when the thread has not computed for a while.
 _MAY_WAIT = frozenset({"backward", "wait"})
-_IDLE = 1.0  # seconds
+_IDLE = 1.0  # seconds without processor time
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
 _RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
@@ -64,91 +65,91 @@ _LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _PLACES))})/|.*/(?:site|di
 def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank runs."""
     sampler = Sampler(info, channel)
-    sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's may be long in coming
-    info.on_begin.append(sampler.go_on)
-    info.on_end.append(sampler.rest)
+    sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's own may be late
+    info.on_begin.append(sampler.resume)
+    info.on_end.append(sampler.pause)
     thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
     thread.start()
 
     def end() -> None:
         if thread.is_alive():
-            sampler.going_on.release()
-            thread.join(_LAST_WORD)
+            sampler.running.release()
+            thread.join(_LAST_MESSAGE)
 
-    channel.on_leaving.append(end)
+    channel.on_failure.append(end)
     yield
     end()
 
 
 class Sampler:
-    """The thread's work; releasing ``going_on`` ends it after a last message. (An Event's timed wait costs as much as
-    the look.)"""
+    """Runs in the thread; releasing the lock ``running`` ends it after a last message. (An Event's timed wait costs as
+    much as a sample.)"""
 
     def __init__(self, info: RankInfo, channel: Channel) -> None:
-        self.going_on = threading.Lock()
-        self.going_on.acquire()
+        self.running = threading.Lock()
+        self.running.acquire()
         self._rank = info.rank
         self._channel = channel
         self._others = OtherThreads(info.launch.files, info.rank)
         self._info = info
         self.gauges = Gauges(info.launch.files.gauges, info.rank)
         self._main = threading.main_thread().ident
-        # macOS has no clock of one thread; there a rank counts as at work whenever any of its threads is.
+        # macOS has no clock of a single thread; there a rank counts as computing whenever any of its threads does.
         of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
         self._clock = of_thread(self._main)
-        self._spacing = max(_SPACING, _SPACING_A_RANK * info.launch.world_size)
+        self._spacing = max(_SPACING, _SPACING_PER_RANK * info.launch.world_size)
         self._own: dict[str, bool] = {}
         self._spent: dict[Position, float] = {}
         self._at = (Position(), 0.0)
         self._command = 0
-        self._resting = False
-        self._turn = threading.Lock()
+        self._paused = False
+        self._lock = threading.Lock()
 
-    def rest(self) -> None:
-        """Called by the main thread of a kept rank that has nothing to run: say the last of what it ran."""
-        with self._turn:
-            self._resting = True
+    def pause(self) -> None:
+        """Called by the main thread of a kept rank when a command has ended: send the last sample of it."""
+        with self._lock:
+            self._paused = True
             now = time.monotonic()
             self.gauges.write(now)
             if self._spent:
-                self._tell(now)
+                self._send(now)
 
-    def go_on(self) -> None:
-        """Called by the main thread when it has."""
+    def resume(self) -> None:
+        """Called by the main thread when the next command begins."""
         self._command += 1
-        self._resting = False
+        self._paused = False
 
     def run(self) -> None:
-        """Look, add up, tell. While the rank rests nobody wakes this thread: a command may last for a millisecond."""
+        """Sample, add up, send. At the start of a command the thread is not woken: that may last only a millisecond."""
         while True:
-            if self._resting:
-                if self.going_on.acquire(timeout=_RESTING):
+            if self._paused:
+                if self.running.acquire(timeout=_PAUSED):
                     return
             elif self._watch(self._command):
                 return
 
     def _watch(self, command: int) -> bool:
-        """Until another command runs, or none; True if the rank ends with it."""
+        """Sample one command, until it has ended or another one runs; True if the rank ends."""
         seen = Position()
         since = time.monotonic()
         looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
         self._at = (seen, since)
-        told, told_at = self._at, since - self._spacing  # the first position is told at once
+        sent, sent_at = self._at, since - self._spacing  # the first position is sent at once
         young_until = since + _YOUNG
-        interval = pause = _INTERVAL_YOUNG  # a command that is over at once needs no look
-        while not self.going_on.acquire(timeout=pause + interval - time.monotonic() % interval):
+        interval = pause = _INTERVAL_YOUNG  # a command that is over at once needs no sample
+        while not self.running.acquire(timeout=pause + interval - time.monotonic() % interval):
             now, pause = time.monotonic(), 0.0
             interval = _INTERVAL_YOUNG if now < young_until else _INTERVAL
-            with self._turn:
-                if self._resting or self._command != command:
+            with self._lock:
+                if self._paused or self._command != command:
                     return False
-                here, fresh = self._look()
-                self._others.tell()
+                here, fresh = self._position()
+                self._others.write_if_requested()
                 if now // _MEASURE > measured // _MEASURE:
                     measured = now
                     self.gauges.write(now)
                 used_before, used = used, time.clock_gettime(self._clock)
-                # A call that is a frame is recognised; one into C is the same if its thread has not computed since.
+                # A call with a Python frame is recognised; one into C is the same if its thread has not computed since.
                 worked = used - used_before > (now - looked) / 10
                 if here != seen or (fresh if here.call else worked):
                     seen, since = here, looked
@@ -159,22 +160,22 @@ class Sampler:
                 self._spent[here] = self._spent.get(here, 0.0) + now - looked
                 looked = now
                 stands = now - since > 1.5 * interval
-                due = _LATEST if self._at == told else _SPACING_AT_REST if stands else self._spacing
-                if now // due > told_at // due and self._tell(now):
-                    told, told_at = self._at, now
+                due = _LATEST if self._at == sent else _SPACING_AT_REST if stands else self._spacing
+                if now // due > sent_at // due and self._send(now):
+                    sent, sent_at = self._at, now
             for look in self._info.on_look:
                 look(here.collective or now - idle_since >= _IDLE)
-        self._tell(time.monotonic())
+        self._send(time.monotonic())
         return True
 
-    def _tell(self, now: float) -> bool:
-        told = self._channel.offer(Sampled(self._rank, now, *self._at, tuple(self._spent.items())))
-        if told:
+    def _send(self, now: float) -> bool:
+        sent = self._channel.try_send(Sampled(self._rank, now, *self._at, tuple(self._spent.items())))
+        if sent:
             self._spent.clear()
-        return told
+        return sent
 
-    def _look(self) -> tuple[Position, bool]:
-        """The main thread's position, and whether its innermost library call has begun since the last look."""
+    def _position(self) -> tuple[Position, bool]:
+        """The main thread's position, and whether its innermost library call has begun since the last sample."""
         frame: FrameType | None = sys._current_frames().get(self._main or 0)
         below: list[FrameType] = []
         mine: list[Frame] = []
@@ -189,7 +190,7 @@ class Sampler:
             frame = frame.f_back
         mine.reverse()
         frames = tuple(mine if len(mine) <= _DEPTH else [mine[0], *mine[-_DEPTH + 1 :]])
-        if not mine:  # before the cell, in what nbspawn does for it (init_process_group), or after it
+        if not mine:  # in nbspawn's own calls before the cell (init_process_group), or after it
             below = [frame for frame in below if _is_collective(frame)]
         call, collective = "", False
         for frame in below:  # innermost first
@@ -214,7 +215,7 @@ def is_library(file: str) -> bool:
 
 
 def _waiting(position: Position) -> Position:
-    """What an idle rank that is a member of a group is likely to wait for."""
+    """The position, with ``collective`` set if an idle rank in a process group probably waits for other ranks."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return position
@@ -228,8 +229,8 @@ def _is_collective(frame: FrameType) -> bool:
 
 
 def _first_seen(frame: FrameType) -> bool:
-    """Has this call not been looked at before? A frame lives as long as its call, so it is marked, in the one field of
-    its own that a library's frame has no use for. (To keep it would keep the call's tensors alive.)"""
+    """Is this the first sample of this call? A frame lives as long as its call, so the frame itself is marked, in a
+    field that is not used in a library's frame. (A reference to the frame would keep the call's tensors alive.)"""
     if frame.f_trace_lines:
         frame.f_trace_lines = False
         return True

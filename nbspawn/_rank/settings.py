@@ -1,28 +1,32 @@
 """The notebook's settings that every rank begins with: read in the kernel, set in the rank.
 
-A rank is a new process, and all that is not named here is its own. The README lists what is (a test compares).
+They are set whatever the start method. A forked rank has them already, but for what differs in a rank (a default device
+is its own GPU, a handler that writes to a file is not sent). All that is not named here is the rank's own, or under
+fork inherited. The README lists what is (a test compares).
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbspawn._protocol.settings import Filter, Settings
-from nbspawn._rank import loggers
+from nbspawn._protocol.settings import Filter, Packed, Settings
+from nbspawn._rank import by_value, loggers
 from nbspawn._rank.after_import import after_import
 
 
 def read() -> Settings:
     """Those of this process and, for what torch keeps for each thread, of this thread. About half a millisecond."""
+    found = {name: get() for name, (get, _) in _torch().items()}
     return Settings(
-        {name: get() for name, (get, _) in _torch().items()},
-        _numpy() if "numpy" in sys.modules else {},
-        _pandas() if "pandas" in sys.modules else {},
-        tuple(_described(one) for one in warnings.filters),
+        {**found, "default device": _of_rank(found["default device"])},
+        _packed(_numpy()),
+        _packed(_pandas()),
+        tuple(map(_described, warnings.filters)),
         loggers.read(),
     )
 
@@ -33,7 +37,7 @@ def put(settings: Settings) -> None:
         if name in settings.torch and settings.torch[name] != get():
             put_one(settings.torch[name])
     if settings.numpy:
-        after_import("numpy", lambda: sys.modules["numpy"].set_printoptions(**settings.numpy))
+        after_import("numpy", lambda: sys.modules["numpy"].set_printoptions(**dict(_loaded(settings.numpy))))
     if settings.pandas:
         after_import("pandas", lambda: _put_pandas(settings.pandas))
     _put_warnings(settings.warnings)
@@ -42,11 +46,24 @@ def put(settings: Settings) -> None:
 
 # ---------------------------------------------------------------- torch
 
+_PRECISIONS = (  # what torch's backends have a precision of 32-bit floats for; what is general comes first
+    ("generic", "all"),
+    ("cuda", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "all"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+)
+
 
 def _torch() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     """How each is read and set."""
     torch: Any = sys.modules["torch"]
     form = torch._tensor_str.PRINT_OPTS
+    cudnn = torch.backends.cudnn
     return {
         "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "default device": (_default_device, torch.set_default_device),
@@ -56,52 +73,98 @@ def _torch() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
             torch.get_deterministic_debug_mode,  # 0, 1 (warn only) or 2
             torch.set_deterministic_debug_mode,
         ),
-        "cuDNN benchmark": (
-            lambda: torch.backends.cudnn.benchmark,
-            lambda flag: setattr(torch.backends.cudnn, "benchmark", flag),
-        ),
-        "cuDNN deterministic": (
-            lambda: torch.backends.cudnn.deterministic,
-            lambda flag: setattr(torch.backends.cudnn, "deterministic", flag),
-        ),
-        "matmul precision": (_matmul_precision, torch.set_float32_matmul_precision),
+        "cuDNN benchmark": (lambda: cudnn.benchmark, partial(setattr, cudnn, "benchmark")),
+        "cuDNN deterministic": (lambda: cudnn.deterministic, partial(setattr, cudnn, "deterministic")),
+        # These three in this order: the older names set some of what the newer ones do, and not the other way round.
+        "matmul precision": (partial(_by_older_name, torch.get_float32_matmul_precision), _put_matmul_precision),
+        "cuDNN allow_tf32": (partial(_by_older_name, lambda: cudnn.allow_tf32), _put_cudnn_tf32),
+        "fp32_precision": (_precisions, _put_precisions),
         "print options": (lambda: dict(vars(form)), lambda options: vars(form).update(options)),
     }
 
 
 def _default_device() -> str | None:
-    """Not by torch.get_default_device(), which makes a tensor on it: that would initialise CUDA in the kernel. A GPU
-    is each rank's own, as a tensor's is."""
+    """Not by torch.get_default_device(), which makes a tensor on it: that would initialise CUDA in the kernel."""
     torch: Any = sys.modules["torch"]
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    if context is None:
-        return None
-    return "cuda" if context.device.type == "cuda" else str(context.device)
+    return None if context is None else str(context.device)
 
 
-def _matmul_precision() -> str | None:
-    torch: Any = sys.modules["torch"]
+def _of_rank(device: str | None) -> str | None:
+    """A GPU is each rank's own, as a tensor's is."""
+    return "cuda" if device is not None and device.startswith("cuda") else device
+
+
+def _by_older_name(get: Callable[[], Any]) -> Any:
+    """None where the notebook has set it by torch.backends' newer ``fp32_precision`` to what has no older name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 warns of the function, whoever reads
         try:
-            return str(torch.get_float32_matmul_precision())
-        except RuntimeError:  # the notebook has set it by torch.backends' newer fp32_precision
+            return get()
+        except RuntimeError:
             return None
+
+
+def _put_matmul_precision(precision: str | None) -> None:
+    if precision is not None:
+        sys.modules["torch"].set_float32_matmul_precision(precision)
+
+
+def _put_cudnn_tf32(allowed: bool | None) -> None:
+    if allowed is not None:
+        sys.modules["torch"].backends.cudnn.allow_tf32 = allowed
+
+
+def _precisions() -> dict[tuple[str, str], str]:
+    """Empty before torch 2.9, which has no such settings."""
+    get: Any = getattr(sys.modules["torch"]._C, "_get_fp32_precision_getter", None)
+    found: dict[tuple[str, str], str] = {}
+    for of in _PRECISIONS if get is not None else ():
+        with suppress(RuntimeError):  # torch does not know this one
+            found[of] = get(*of)
+    return found
+
+
+def _put_precisions(wanted: Mapping[tuple[str, str], str]) -> None:
+    """Only what differs: one that is not set takes after the more general one."""
+    torch: Any = sys.modules["torch"]
+    for of, precision in wanted.items():
+        if torch._C._get_fp32_precision_getter(*of) != precision:
+            torch._C._set_fp32_precision_setter(*of, precision)
 
 
 # ---------------------------------------------------------------- numpy, pandas
 
 
+def _packed(options: Mapping[str, Any]) -> dict[str, Packed]:
+    """Each for itself: some are functions, and one that cannot travel must not keep the others here."""
+    found = {}
+    for name, value in options.items():
+        with suppress(Exception):  # pickling runs whatever code an object brings; the rank has its default then
+            found[name] = by_value.pack(value)
+    return found
+
+
+def _loaded(options: Mapping[str, Packed]) -> list[tuple[str, Any]]:
+    found = []
+    for name, packed in options.items():
+        with suppress(Exception):  # a module that the rank does not find must not spoil the import of this library
+            found.append((name, by_value.load(packed)))
+    return found
+
+
 def _numpy() -> dict[str, Any]:
-    numpy: Any = sys.modules["numpy"]
-    if not hasattr(numpy, "get_printoptions"):  # its import has failed, or has not ended
+    numpy: Any = sys.modules.get("numpy")
+    if not hasattr(numpy, "get_printoptions"):  # not imported, or its import has failed or has not ended
         return {}
     options: dict[str, Any] = numpy.get_printoptions()
-    return {name: value for name, value in options.items() if name not in ("formatter", "override_repr")}
+    return options
 
 
 def _pandas() -> dict[str, Any]:
     """Those that differ from their defaults."""
+    if "pandas" not in sys.modules:
+        return {}
     try:
         from pandas._config import config
     except ImportError:
@@ -110,13 +173,13 @@ def _pandas() -> dict[str, Any]:
     for name, option in config._registered_options.items():
         if name.startswith("display.") and name not in config._deprecated_options:
             value = config.get_option(name)
-            if value != option.defval and isinstance(value, (str, int, float, bool, type(None))):
+            if value is not option.defval and value != option.defval:
                 found[name] = value
     return found
 
 
-def _put_pandas(options: dict[str, Any]) -> None:
-    for name, value in options.items():
+def _put_pandas(options: Mapping[str, Packed]) -> None:
+    for name, value in _loaded(options):
         sys.modules["pandas"].set_option(name, value)
 
 
@@ -126,29 +189,39 @@ def _put_pandas(options: dict[str, Any]) -> None:
 def _described(one: Any) -> Filter:
     action, message, category, module, line = one
     pattern = [text if isinstance(text, (str, type(None))) else text.pattern for text in (message, module)]
-    return action, pattern[0] or "", f"{category.__module__}:{category.__qualname__}", pattern[1] or "", line
+    packed = b""
+    if category.__module__ == "__main__":
+        with suppress(Exception):  # a class may hold anything
+            packed = by_value.pack(category)
+    named = f"{category.__module__}:{category.__qualname__}"
+    return Filter(action, pattern[0] or "", named, pattern[1] or "", line, packed)
 
 
 def _put_warnings(filters: tuple[Filter, ...]) -> None:
     """All of them, in the same order. One whose category is not known yet comes first when that has been imported."""
     warnings.resetwarnings()
     for one in filters:
-        if _category(one[2]) is not None:
-            _add(one, last=True)
-        elif (module := one[2].partition(":")[0]) not in sys.modules:
-            after_import(module, partial(_add, one, last=False))
+        if (category := _category(one)) is not None:
+            _add(one, category, last=True)
+        elif (module := one.category.partition(":")[0]) not in sys.modules:
+            after_import(module, partial(_add_late, one))
 
 
-def _add(one: Filter, last: bool) -> None:
-    action, message, named, module, line = one
-    category = _category(named)
-    if category is not None:
-        warnings.filterwarnings(action, message, category, module, line, append=last)  # type: ignore[arg-type]
+def _add_late(one: Filter) -> None:
+    if (category := _category(one)) is not None:
+        _add(one, category, last=False)
 
 
-def _category(named: str) -> type[Warning] | None:
-    module, _, name = named.partition(":")
+def _add(one: Filter, category: type[Warning], last: bool) -> None:
+    warnings.filterwarnings(one.action, one.message, category, one.module, one.line, append=last)  # type: ignore[arg-type]
+
+
+def _category(one: Filter) -> type[Warning] | None:
+    module, _, name = one.category.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
+    if found is None and one.packed:
+        with suppress(Exception):  # its module may be missing here: a filter less must not keep the rank from its work
+            found = by_value.load(one.packed)
     return found if isinstance(found, type) and issubclass(found, Warning) else None

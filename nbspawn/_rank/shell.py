@@ -6,18 +6,14 @@ whose sockets, history and comms must never be used again; else a light one that
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import datetime
 import functools
 import linecache
 import os
 import sys
 import time
-import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from IPython import get_ipython, version_info
@@ -28,10 +24,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
-from nbspawn._rank import debugger, device, front_ends, hosts, outcome, process, stdio
+from nbspawn._rank import debugger, device, front_ends, hosts, outcome, pdb_methods, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
+from nbspawn._rank.json_data import json_ready
 
 _NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -101,7 +98,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     if not isinstance(shell, RankShell):
         _become_rank_shell(shell)
     front_ends.draw_text(shell.config)
-    debugger.adapt(Pdb)
+    pdb_methods.adapt(Pdb)
     _name_cells(shell, info)
     return shell
 
@@ -113,81 +110,110 @@ def run(
     channel: Channel,
 ) -> outcome.Outcome:
     """Run the cell; its last expression is the value. Tracebacks and ``inspect.getsource`` see the notebook's cells."""
-    global _ran_in
-    first, _ran_in = _ran_in != os.getpid(), os.getpid()
-    shell = attach(info, channel)
-    if first and info.launch.method != "fork":
-        shell.user_module = sys.modules["__main__"]
-        shell.user_ns = vars(shell.user_module)
-        shell.init_user_ns()
-    _learn_sources(shell, command)
-    colors = command.colors or _NO_COLORS
-    if first or shell.colors != colors:
-        shell.colors = colors
-        if version_info < (9,):  # where only %colors tells them
-            for traceback in (shell.InteractiveTB, shell.SyntaxTB):
-                traceback.set_colors(colors)
-    shell.execution_count = command.number
-    shell.displayhook.silent = command.silent
-    rank, launch = info.rank, info.launch
-    rendered: list[str] = []
+    return CellRunner(attach(info, channel), command, info).run(variables)
 
-    def remember(self: object, kind: type, error: BaseException, lines: list[str] | str) -> None:
-        if _is_running(shell.user_global_ns):
+
+class CellRunner:
+    """One cell on its way through the shell, and how it ended."""
+
+    def __init__(self, shell: InteractiveShell, command: RunCell, info: RankInfo) -> None:
+        global _ran_in
+        self._first, _ran_in = _ran_in != os.getpid(), os.getpid()
+        self._shell, self._command, self._info = shell, command, info
+        self._rendered: list[str] = []
+        """The traceback, as the shell has formatted it."""
+        self._raised_at: float | None = None
+
+    def run(self, variables: Callable[[], Mapping[str, Any]]) -> outcome.Outcome:
+        """Run the cell with these variables, which are loaded where an interrupt can end that."""
+        command, rank = self._command, self._info.rank
+        self._prepare_shell()
+        self._catch_tracebacks()
+        try:
+            with self._info.interrupts.enabled():
+                self._shell.user_ns.update(variables())
+                if self._first:
+                    self._shell.user_ns.update(self._rank_variables())
+                ran = self._shell.run_cell(command.source, store_history=False)
+        except (
+            BaseException
+        ) as early:  # a variable that does not load here, an interrupt outside of the cell's own code
+            return outcome.failed(rank, early, cell=command.filename, skip=__file__)
+        error = ran.error_before_exec or ran.error_in_exec
+        if error is not None:
+            return self._failed(error)
+        try:
+            with self._info.interrupts.enabled():  # packing it and its repr are the user's code, too
+                return outcome.returned(rank, ran.result)
+        except BaseException as late:
+            return outcome.failed(rank, late, cell=command.filename, skip=__file__)
+
+    def _prepare_shell(self) -> None:
+        shell, command = self._shell, self._command
+        if self._first and self._info.launch.method != "fork":
+            shell.user_module = sys.modules["__main__"]
+            shell.user_ns = vars(shell.user_module)
+            shell.init_user_ns()
+        _learn_sources(shell, command)
+        colors = command.colors or _NO_COLORS
+        if self._first or shell.colors != colors:
+            shell.colors = colors
+            if version_info < (9,):  # where only %colors passes them on
+                for traceback in (shell.InteractiveTB, shell.SyntaxTB):
+                    traceback.set_colors(colors)
+        shell.execution_count = command.number
+        shell.displayhook.silent = command.silent
+
+    def _rank_variables(self) -> dict[str, Any]:
+        info = self._info
+        return {
+            "rank": info.ordinal,
+            "local_rank": info.rank,
+            "world_size": info.launch.world_size,
+            "device": device.choose(info),
+            "__name__": "__main__",
+        }
+
+    def _catch_tracebacks(self) -> None:
+        """The cell's own is kept, and those that the cell's code shows itself are shown."""
+        shell = self._shell
+        vars(shell).pop("showtraceback", None)  # of the cell before
+        format_and_keep = shell.showtraceback
+
+        def showtraceback(*args: Any, **kwargs: Any) -> None:
+            interrupt = sys.exc_info()[1]
+            if isinstance(interrupt, KeyboardInterrupt) and _is_running(shell.user_global_ns):
+                raise interrupt  # which those who show an error and go on (see _keep) must not keep from the cell
+            # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
+            self._raised_at = time.monotonic()
+            with self._info.interrupts.postponed():
+                format_and_keep(*args, **kwargs)
+
+        shell._showtraceback = self._keep
+        shell.showtraceback = showtraceback
+
+    def _keep(self, kind: type, error: BaseException, lines: list[str] | str) -> None:
+        if _is_running(self._shell.user_global_ns):
             # `with ipywidgets.Output():`, interact and %run show an error and go on.
-            InteractiveShell._showtraceback(shell, kind, error, lines)
+            InteractiveShell._showtraceback(self._shell, kind, error, lines)
             return
-        rendered[:] = [lines] if isinstance(lines, str) else lines
+        self._rendered = [lines] if isinstance(lines, str) else lines
         # After sys.exit() IPython would add advice for cells; in a rank it is an ordinary way to leave.
         warnings.filterwarnings("ignore", message="To exit: use")
 
-    vars(shell).pop("showtraceback", None)
-    format_and_remember = shell.showtraceback
-    raised_at: list[float] = []
-
-    def showtraceback(*args: Any, **kwargs: Any) -> None:
-        interrupt = sys.exc_info()[1]
-        if isinstance(interrupt, KeyboardInterrupt) and _is_running(shell.user_global_ns):
-            raise interrupt  # which those who show an error and go on (see above) must not keep from the cell
-        # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
-        raised_at.append(time.monotonic())
-        with info.interrupts.postponed():
-            format_and_remember(*args, **kwargs)
-
-    shell._showtraceback = types.MethodType(remember, shell)
-    shell.showtraceback = showtraceback
-    try:
-        with info.interrupts.enabled():
-            shell.user_ns.update(variables())
-            if first:
-                shell.user_ns.update(
-                    rank=info.ordinal,
-                    local_rank=rank,
-                    world_size=launch.world_size,
-                    device=device.choose(info),
-                    __name__="__main__",
-                )
-            ran = shell.run_cell(command.source, store_history=False)
-    except BaseException as early:  # a variable that does not load here, an interrupt outside of the cell's own code
-        return outcome.failed(rank, early, cell=command.filename, skip=__file__)
-    error = ran.error_before_exec or ran.error_in_exec
-    if error is not None:
-        moment = raised_at[-1] if raised_at else None
+    def _failed(self, error: BaseException) -> outcome.Outcome:
+        info, command = self._info, self._command
         shown = variables_shown.of_error(error, info.names) if command.show_locals else ()
-        ended = outcome.failed(rank, error, tuple(rendered), command.filename, _RUNNER, moment, shown)
+        rendered = tuple(self._rendered)
+        ended = outcome.failed(info.rank, error, rendered, command.filename, _RUNNER, self._raised_at, shown)
         debugger.post_mortem(info, ended, error)
         return ended
-    try:
-        with info.interrupts.enabled():  # packing it and its repr are the person's code, too
-            return outcome.returned(rank, ran.result)
-    except BaseException as late:
-        return outcome.failed(rank, late, cell=command.filename, skip=__file__)
 
 
 def _is_running(namespace: dict[str, Any]) -> bool:
-    """Is the cell's own code being run, below ``run``?"""
+    """Is the cell's own code being run, below ``CellRunner.run``?"""
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not run.__code__:
+    while frame is not None and frame.f_code is not CellRunner.run.__code__:
         if frame.f_globals is namespace:
             return True
         frame = frame.f_back  # type: ignore[assignment]
@@ -198,7 +224,7 @@ _RUNNER = InteractiveShell.run_code.__code__.co_filename
 
 
 def _name_cells(shell: InteractiveShell, info: RankInfo) -> None:
-    """Compile under the notebook's own names for the cells, and show their first lines as the person typed them."""
+    """Compile under the notebook's own names for the cells, and show their first lines as the user typed them."""
     remember = shell.compile.cache
 
     def cache(*args: Any, **kwargs: Any) -> str:
@@ -258,7 +284,7 @@ class RankDisplayPublisher(DisplayPublisher):
         if "display_id" in transient:
             run = self.info.launch.files.private.name
             transient["display_id"] = f"{run}-{self.info.rank}-{transient['display_id']}"
-        bundle, more, transient = (_json_ready(part) for part in (_shown(data), metadata or {}, transient))
+        bundle, more, transient = (json_ready(part) for part in (_shown(data), metadata or {}, transient))
         self.channel.send(DisplayData(self.info.rank, bundle, more, transient, bool(update), stdio.log_offset()))
 
     def clear_output(self, wait: bool = False) -> None:
@@ -301,28 +327,6 @@ class RankDisplayHook(DisplayHook):
 
     def finish_displayhook(self) -> None:
         """The default prints a newline."""
-
-
-def _json_ready(data: Any) -> Any:
-    """As on Jupyter's wire: plain data, binary images as base64. What is none of that would be an object of somebody's
-    class, which the kernel would have to load; ipykernel refuses it as well."""
-    if data is None or type(data) in (str, int, float, bool):
-        return data
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return base64.b64encode(data).decode("ascii")
-    if isinstance(data, Mapping):
-        return {str.__str__(str(key)): _json_ready(value) for key, value in data.items()}
-    if isinstance(data, str):
-        return str.__str__(data)
-    if isinstance(data, datetime.datetime):
-        return data.isoformat()
-    if isinstance(data, Integral):
-        return int(data)
-    if isinstance(data, Real):
-        return float(data)
-    if isinstance(data, Iterable):
-        return [_json_ready(value) for value in data]
-    raise TypeError(f"a display cannot hold a {type(data).__name__}: give it text, numbers, lists and dicts")
 
 
 def _shown(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a rank stands: on a signal it writes its main thread's stack to a file, even from inside C code."""
+"""Where a rank is: on a signal it writes its main thread's stack to a file, even from inside C code."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._rank import process
 
-_NOT_THE_PERSONS = ("nbspawn-", "pydevd.")
+_INTERNAL = ("nbspawn-", "pydevd.")
 _DEPTH = 100  # frames of one stack; faulthandler has the same bound
 
 
-def answer(path: Path) -> None:
+def write_on_signal(path: Path) -> None:
     """Write the stack to ``path`` at each ``STACK``; faulthandler needs neither the GIL nor the bytecode loop."""
     faulthandler.register(signals.STACK, file=_opened(path), all_threads=False)
 
 
 def report_crashes(path: Path) -> None:
-    """On a segfault or an abort, write the Python stack to ``path``, unless the person's environment says no."""
+    """On a segfault or an abort, write the Python stack to ``path``, unless PYTHONFAULTHANDLER is 0."""
     if os.environ.get("PYTHONFAULTHANDLER", "1") != "0":
         faulthandler.enable(file=_opened(path), all_threads=False)
 
 
 def _opened(path: Path) -> int:
-    """faulthandler writes to this number, whatever it is by then."""
-    return process.out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    """A high descriptor: faulthandler writes to this number, even if the user's code closes and reuses it."""
+    return process.move_to_high_fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
 
 class OtherThreads:
-    """Of a rank: their stacks, written to a file after the main thread has written its own.
+    """The stacks of a rank's other threads, written to a file after the main thread has written its own.
 
-    faulthandler could write them from its signal handler, but it would read frames that a thread which runs is
-    changing, and may crash. So a thread of ours looks whether the main thread has been asked.
+    faulthandler could write them in its signal handler, but it would read frames that a running thread is changing, and
+    could crash. So nbspawn's own thread checks whether the main thread's stack was requested.
     """
 
     def __init__(self, files: RunFiles, rank: int) -> None:
-        self._asked = files.stack(rank)
+        self._main_file = files.stack(rank)
         self._path = files.threads(rank)
-        self._seen = self._asked.stat().st_size
+        self._seen = self._main_file.stat().st_size
 
-    def tell(self) -> None:
-        """If the main thread has been asked since; costs 2 us if not."""
+    def write_if_requested(self) -> None:
+        """Write the stacks if the main thread's was requested since the last call; costs 2 us if not."""
         try:
-            size = os.stat(self._asked).st_size
+            size = os.stat(self._main_file).st_size
         except OSError:  # a cleaner of temporary files has deleted it
             return
         if size == self._seen:
@@ -61,18 +61,18 @@ class OtherThreads:
         found = [
             (name, _frames(frame))
             for ident, frame in sys._current_frames().items()
-            if ident != main and not (name := names.get(ident, "unnamed")).startswith(_NOT_THE_PERSONS)
+            if ident != main and not (name := names.get(ident, "unnamed")).startswith(_INTERNAL)
         ]
         whole = self._path.with_suffix(".new")
         try:
             whole.write_text(json.dumps({"size": size, "threads": found}))
             whole.replace(self._path)
         except OSError:
-            pass  # a full disk; whoever looks has the main thread's stack
+            pass  # a full disk; the main thread's stack is still available
 
 
 def _frames(frame: FrameType | None) -> list[Frame]:
-    """Outermost first."""
+    """The stack that ends with ``frame``, outermost frame first."""
     found: list[Frame] = []
     while frame is not None and len(found) < _DEPTH:
         found.insert(0, Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))

@@ -27,10 +27,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _c_stdout = ctypes.c_void_p.in_dll(_libc, "stdout") if sys.platform == "linux" else None
 
 _log = 1
-"""The log, for us to look at: the person's code may close or replace descriptor 1."""
+"""The log, for us to look at: the user's code may close or replace descriptor 1."""
 
 inherited: dict[str, Any] = {}
-"""The streams that this process had before, by name: of the kernel, or of the fork server."""
+"""The streams that this process had before, by their names in ``sys``: of the kernel, or of the fork server."""
 
 
 def redirect(log: Path) -> None:
@@ -45,7 +45,7 @@ def redirect(log: Path) -> None:
     os.dup2(null, 0)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    _log = process.out_of_the_way(fd)
+    _log = process.move_to_high_fd(fd)
     os.close(null)
     # An inherited sys.stdout is ipykernel's OutStream: in a forked child it opens a ZMQ connection for every write.
     # And no subclass of Python's own text stream: each line would take half as long again.
@@ -59,7 +59,7 @@ def redirect(log: Path) -> None:
 def _take_over(name: str, stream: Any) -> None:
     """Whoever holds the stream that was there before (a logging handler, a console) writes to this one: through the
     kernel's, nothing would be seen, or the rank would hang."""
-    inherited[name] = getattr(sys, name)
+    inherited[name], inherited[f"__{name}__"] = getattr(sys, name), getattr(sys, f"__{name}__")
     for method in ("write", "flush"):
         with contextlib.suppress(AttributeError):  # none, or an object without attributes of its own
             setattr(inherited[name], method, getattr(stream, method))
@@ -121,7 +121,7 @@ def flush() -> OSError | None:
         except OSError as error:
             lost = lost or error
         except Exception:
-            continue  # the person's own replacement, or one that is closed
+            continue  # the user's own replacement, or one that is closed
     ctypes.set_errno(0)
     if _libc.fflush(None) or (_c_stdout and _libc.ferror(_c_stdout)):
         number = ctypes.get_errno() or errno.EIO  # a write that failed earlier has left a mark, and no reason
@@ -130,7 +130,7 @@ def flush() -> OSError | None:
 
 
 def leave() -> None:
-    """Nothing that the person has put in the place of the streams, or done to descriptors, spoils the process's end:
+    """Nothing that the user has put in the place of the streams, or done to descriptors, spoils the process's end:
     multiprocessing flushes them once more."""
     flush()
     for name in ("stdout", "stderr"):
@@ -147,5 +147,5 @@ def log_offset() -> int:
     flush()
     try:
         return os.fstat(_log).st_size
-    except OSError:  # the person's own code has closed it, for example os.closerange: to the end, then
+    except OSError:  # the user's own code has closed it, for example os.closerange: to the end, then
         return sys.maxsize

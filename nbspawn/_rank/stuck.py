@@ -1,8 +1,9 @@
-"""Frees a kept rank that an interrupt does not reach, because it waits for a peer in gloo's native code.
+"""Unblocks a kept rank that does not handle an interrupt, because it waits for a peer in gloo's native code.
 
-Python runs signal handlers between its own instructions only, and gloo's ``abort()`` wakes nobody. When a connection
-to a peer ends, though, every call that waits for it raises; so that is what happens here, and the interrupt that has
-waited for the call to return follows at once. A rank that does not stay needs none of this: it is killed.
+Python runs signal handlers only between its own instructions, and gloo's ``abort()`` wakes no call. But when the
+connection to a peer is closed, every call that waits for it raises. So this module closes the connections, and the
+interrupt, which was pending until the call returned, is handled at once. A one-shot rank needs none of this: it is
+killed.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from nbspawn._rank import connections
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
-_PATIENCE = 0.3  # seconds that an interrupt may wait for Python
+_MAX_PENDING = 0.3  # seconds for which an interrupt may be pending
 
 
 @contextmanager
-def freeing(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, if it is kept."""
+def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank lives, if it is a kept one."""
     if info.launch.keep:
         inherited, slots = _sockets(), gauges.mapped(info.launch.files.gauges)
 
         def look(waits: bool) -> None:
-            if waits and info.interrupts.unheeded(_PATIENCE):
-                _hang_up(_sockets() - inherited, _judge(slots))
+            if waits and info.interrupts.unhandled(_MAX_PENDING):
+                _shut_down(_sockets() - inherited, _rank_test(slots))
 
         info.on_look.append(look)
     yield
 
 
-def _hang_up(sockets: set[tuple[int, int]], to_a_rank: Callable[[socket.socket], bool]) -> None:
-    """End the connections that native code holds to ranks of this run: gloo's, of whichever group. The store stays: the
-    next group meets there."""
+def _shut_down(sockets: set[tuple[int, int]], to_a_rank: Callable[[socket.socket], bool]) -> None:
+    """Shut down the connections of native code to ranks of this run: those of gloo, of all groups. Connections to the
+    store stay open: the next group meets there."""
     pythons = {thing.fileno() for thing in gc.get_objects() if issubclass(type(thing), socket.socket)}
     store = os.environ.get("MASTER_PORT")
     for fd in {fd for fd, _ in sockets} - pythons:
@@ -52,8 +53,8 @@ def _hang_up(sockets: set[tuple[int, int]], to_a_rank: Callable[[socket.socket],
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """(descriptor, inode) of each that is open in this process. What was open when it became a rank is the kernel's or
-    the fork server's: to shut it down ends it there, too. (macOS has no inodes for sockets.)"""
+    """(descriptor, inode) of each open socket of this process. Those that were open when it became a rank belong to the
+    kernel or the fork server: a shutdown would end them there, too. (macOS has no inodes for sockets.)"""
     found = set()
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed since it was listed
@@ -63,13 +64,14 @@ def _sockets() -> set[tuple[int, int]]:
     return found
 
 
-def _judge(slots: mmap.mmap) -> Callable[[socket.socket], bool]:
-    """Tells whether the other end of a connection is held by a rank of this run; by this one itself, if it serves the
-    store at which the cell's own group meets. Where the system does not tell, all of this machine count as ranks."""
+def _rank_test(slots: mmap.mmap) -> Callable[[socket.socket], bool]:
+    """A function that tests whether the other end of a connection belongs to a rank of this run: also to this one
+    itself, if it serves the store of the cell's own group. Where the system does not report the owners, every process
+    of this machine counts as a rank."""
     try:
         ends = connections.other_ends()
     except OSError:
         return lambda found: bool(found.getsockname()[0] == found.getpeername()[0])
-    held = set().union(*(connections.held(pid) for pid in gauges.processes(slots)))
-    to_ranks = {inode for inode, end in ends.items() if end.inode in held}
+    of_ranks = set().union(*(connections.open_sockets(pid) for pid in gauges.processes(slots)))
+    to_ranks = {inode for inode, end in ends.items() if end.inode in of_ranks}
     return lambda found: os.fstat(found.fileno()).st_ino in to_ranks

@@ -1,8 +1,8 @@
-"""Is a module safe to import in the fork server, before ranks are forked? Tried in a throw-away child of it.
+"""Is a module safe to import in the fork server, before ranks are forked? Tested in a temporary child process of it.
 
-What a rank must not inherit: threads (a fork copies none, but what they were for believes that they run), open files
-and sockets, children, a runtime that holds an accelerator, changed signal handlers, a changed directory, a changed
-environment, and code that is not installed but the user's.
+What a rank must not inherit: threads (a fork does not copy them, but the library's state says that they run), open
+files and sockets, children, a runtime that holds an accelerator, changed signal handlers, a changed directory, a
+changed environment, and code that is not installed but the user's own.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _PR_SET_PDEATHSIG = 1
 _libc: Any = ctypes.CDLL(None)
 
 _IMPORT_SECONDS = 60.0
-_THREAD_SECONDS = 0.3  # a library that stops its threads for a fork has done so by then
+_THREAD_SECONDS = 0.3  # seconds within which a library that stops its threads for a fork has done so
 
 # jemalloc (in pyarrow) stops its thread around a fork and starts another one in the child:
 # https://github.com/jemalloc/jemalloc/blob/5.3.0/src/background_thread.c, background_thread_postfork_child.
-_AT_HOME_AFTER_FORK = {"jemalloc_bg_thd"}
+_RESTARTED_AFTER_FORK = {"jemalloc_bg_thd"}
 
-# Whether each rank has a value of its own is for the kernel to say.
+# Only the kernel sets these, and knows whether their values differ by rank.
 _OF_RANKS = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_")
 
 
 def first_refused(modules: Sequence[str]) -> tuple[str, str] | None:
-    """The first of these ``modules`` that is not to be imported in this process, after those before it, and why; None
-    if nothing was found against any of them.
+    """The first of these ``modules`` that must not be imported in this process, after those before it, and the reason;
+    None if all of them are safe.
 
-    Imports them in a forked child, each within a minute, and compares what that process holds after each with what it
-    held at the beginning.
+    Imports them in a forked child, each within a minute, and compares the state of that process after each import with
+    that at the beginning.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -54,13 +54,13 @@ def first_refused(modules: Sequence[str]) -> tuple[str, str] | None:
         finally:
             os._exit(0)
     os.close(write)
-    told = b""
+    answer = b""
     why = ""
     try:
-        while told.count(b"\n") < len(modules) and not why:
+        while answer.count(b"\n") < len(modules) and not why:
             answered = _readable(read)
             part = os.read(read, 65536) if answered else b""
-            told += part
+            answer += part
             if not part:
                 why = "its import ends the process" if answered else f"its import takes over {_IMPORT_SECONDS:g} s"
     finally:
@@ -68,10 +68,10 @@ def first_refused(modules: Sequence[str]) -> tuple[str, str] | None:
         for kill in (os.kill, os.killpg):
             try:
                 kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # no group: it has not come so far
+            except ProcessLookupError:  # no group: setpgid has not run yet
                 continue
         os.waitpid(pid, 0)
-    verdicts = told.decode().splitlines()
+    verdicts = answer.decode().splitlines()
     found = next((number for number, verdict in enumerate(verdicts) if verdict), len(verdicts))
     return (modules[found], (verdicts[found:] or [why])[0]) if found < len(modules) else None
 
@@ -79,7 +79,7 @@ def first_refused(modules: Sequence[str]) -> tuple[str, str] | None:
 def _readable(read: int) -> bool:
     end = time.monotonic() + _IMPORT_SECONDS
     while not select.select([read], [], [], 0.25)[0]:
-        leave_if_orphaned()
+        exit_if_orphaned()
         if time.monotonic() > end:
             return False
     return True
@@ -88,14 +88,14 @@ def _readable(read: int) -> bool:
 _kernel = os.getppid()
 
 
-def leave_if_orphaned() -> None:
-    """Be gone if the kernel has: the fork server itself looks for that only after its imports."""
+def exit_if_orphaned() -> None:
+    """Exit if the kernel is dead: the fork server itself checks that only after its imports."""
     if os.getppid() != _kernel:
         os._exit(0)
 
 
 def _try(modules: Sequence[str], write: int) -> None:
-    """A line for each: why not, or an empty one."""
+    """Write a line for each module: the reason against it, or an empty line."""
     before = _State.now()
     for module in modules:
         verdict = ""
@@ -111,7 +111,7 @@ def _try(modules: Sequence[str], write: int) -> None:
 
 
 def failed(error: BaseException) -> str:
-    """Why a module is left out whose import raises."""
+    """The reason against a module whose import raises."""
     return f"its import fails here: {type(error).__name__}: {error}"
 
 
@@ -165,7 +165,7 @@ class _State:
 
 
 def _threads_after_fork() -> list[str]:
-    """The names of the threads that go on after a fork: OpenBLAS, for one, ends its own before it."""
+    """The names of the threads that still run after a fork: some libraries, such as OpenBLAS, end theirs before it."""
     python = [thread.name for thread in threading.enumerate()]
     if not os.path.isdir("/proc/self/task"):
         return python
@@ -191,7 +191,7 @@ def _native_threads() -> list[str]:
                 names.append(file.read().strip())
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
-    return [name for name in names if name not in _AT_HOME_AFTER_FORK]
+    return [name for name in names if name not in _RESTARTED_AFTER_FORK]
 
 
 def _open_files() -> dict[str, str]:
@@ -199,9 +199,9 @@ def _open_files() -> dict[str, str]:
     for fd in os.listdir("/dev/fd"):
         try:
             found[fd] = os.readlink(f"/dev/fd/{fd}")
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the listing's own descriptor
             continue
-        except OSError:  # no link, where this is not Linux
+        except OSError:  # not a link, on other systems than Linux
             found[fd] = fd
     return found
 
@@ -221,7 +221,7 @@ def _initialised() -> str:
         if runtime is not None and getattr(runtime, "is_initialized", bool)():
             return f"torch.{name}"
     if torch is not None and torch.version.cuda is not None and _in_child(torch.cuda._is_in_bad_fork):
-        return "CUDA"  # asked for its devices, which torch.cuda.is_initialized() does not tell
+        return "CUDA"  # by a query of its devices, which torch.cuda.is_initialized() does not detect
     bridge = sys.modules.get("jax._src.xla_bridge")
     return "JAX" if getattr(bridge, "backends_are_initialized", bool)() else ""
 
@@ -232,5 +232,5 @@ def _not_installed(modules: set[str]) -> str:
     for name in sorted(modules):
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and os.path.isabs(file) and not os.path.realpath(file).startswith(places):
-            return f"it imports {name}, which is not installed but lies in {os.path.dirname(file)}"
+            return f"it imports {name}, which is not an installed module, but in {os.path.dirname(file)}"
     return ""

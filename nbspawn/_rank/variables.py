@@ -1,4 +1,4 @@
-"""The variables of the frame that raised, as lines of bounded length: what a person would have printed first."""
+"""The variables of the frame that raised, as lines of bounded length: what a user would print first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from nbspawn._rank.sampler import is_library
 
 _MOST = 30  # variables
 _WIDTH = 160  # characters of one value
-_BUSY = 1.0  # seconds: a device that is still at work then may wait for a rank that has ended
+_BUSY = 1.0  # seconds: a device that is still busy then may wait for a rank that has ended
 
 _BORING = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
 def of_error(error: BaseException, cells: Iterable[str]) -> list[str]:
-    """Those of the innermost frame of the person's own code, ``cells`` being its files beside what is not installed; a
-    heading first. Of a cell's own line those that it names. Nothing where the error has no such frame."""
+    """A heading and the variables of the innermost frame of the user's own code: of the notebook's ``cells`` and of
+    modules that are not installed. For a cell's own line, the variables that it names. [] if the error has no such
+    frame."""
     frame = _innermost(error.__traceback__, frozenset(cells))
     if frame is None:
         return []
@@ -46,13 +47,13 @@ def of_error(error: BaseException, cells: Iterable[str]) -> list[str]:
 
 
 def summary(value: Any) -> str:
-    """One line: what a tensor or an array is made of, else a short repr."""
+    """One line: shape, type and statistics of a tensor or an array, or a short repr."""
     try:
-        told = _tensor(value) or _array(value) or _module(value) or _REPR.repr(value)
-    except Exception as broken:  # a person's __repr__, a device that has failed: the error itself must still be told
-        told = f"<{type(value).__name__}: {type(broken).__name__} when it was to be shown>"
-    told = " ".join(told.split())
-    return told if len(told) <= _WIDTH else told[: _WIDTH - 1] + "…"
+        text = _tensor(value) or _array(value) or _module(value) or _REPR.repr(value)
+    except Exception as broken:  # a user's __repr__, a device that has failed: the error itself must still be reported
+        text = f"<{type(value).__name__}: its repr raised {type(broken).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
 def _innermost(frames: TracebackType | None, cells: frozenset[str]) -> FrameType | None:
@@ -66,7 +67,7 @@ def _innermost(frames: TracebackType | None, cells: frozenset[str]) -> FrameType
 
 
 class _Repr(reprlib.Repr):
-    """What a list or a dict holds is summed up in the same way."""
+    """Summarises the elements of a list or a dict in the same way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,25 +86,25 @@ def _tensor(value: Any) -> str:
         return ""
     kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
     shape = "×".join(map(str, value.shape)) or "scalar"
-    told = f"{kind} {shape} {str(value.dtype).removeprefix('torch.')} {value.device}"
-    # A subclass (DTensor) may ask other ranks for its values, and they do not listen any more.
+    text = f"{kind} {shape} {str(value.dtype).removeprefix('torch.')} {value.device}"
+    # A subclass (DTensor) may request its values from other ranks, which do not respond any more.
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta or value.layout != torch.strided:
-        return told
+        return text
     if not value.numel():
-        return f"{told}, empty"
+        return f"{text}, empty"
     values = value.detach()
     if values.device.type == "cuda" and not _idle(torch.cuda.current_stream(values.device)):
-        return f"{told}, its values not known: the device is busy"
+        return f"{text}, its values not known: the device is busy"
     if values.dtype == torch.bool:
-        return f"{told}: {int(values.sum())} of {values.numel()} True"
+        return f"{text}: {int(values.sum())} of {values.numel()} True"
     if values.dtype.is_complex or values.is_quantized:
-        return told
+        return text
     try:
         low, high = (part.item() for part in values.aminmax())
         mean = values.mean(dtype=torch.float64 if values.dtype == torch.float64 else torch.float32).item()
-        return told + _statistics(values.numel(), low, high, mean, lambda: int(values.isnan().sum()))
+        return text + _statistics(values.numel(), low, high, mean, lambda: int(values.isnan().sum()))
     except Exception:  # a type without these operations (float8), a device on which an assertion has failed
-        return told
+        return text
 
 
 def _idle(stream: Any) -> bool:
@@ -123,11 +124,11 @@ def _array(value: Any) -> str:
             return f"DataFrame {value.shape[0]}×{value.shape[1]}: {', '.join(map(str, value.columns[:10]))}"
         return ""
     shape = "×".join(map(str, value.shape)) or "scalar"
-    told = f"{type(value).__name__} {shape} {value.dtype}"
+    text = f"{type(value).__name__} {shape} {value.dtype}"
     if not value.size or value.dtype.kind not in "iuf":
-        return told
+        return text
     low, high, mean = (part.item() for part in (value.min(), value.max(), value.mean()))
-    return told + _statistics(value.size, low, high, mean, lambda: int(numpy.isnan(value).sum()))
+    return text + _statistics(value.size, low, high, mean, lambda: int(numpy.isnan(value).sum()))
 
 
 def _statistics(count: int, low: float, high: float, mean: float, nans: Callable[[], int]) -> str:

@@ -1,4 +1,4 @@
-"""torch_xla in the rank: makes it a process of torch_xla's, by torch_xla's own functions, before the command runs."""
+"""torch_xla in the rank: initialises the process by torch_xla's own functions, before the command runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbspawn._rank.info import RankInfo
 if TYPE_CHECKING:
     import torch
 
-# Which process and chip this is. torch_xla sets them where they are not set, and in a kernel they may be: for the whole
+# Which process and chip this is. torch_xla sets these if they are not set. In a kernel they may be: for the whole
 # machine by the host (Kaggle: TPU_PROCESS_ADDRESSES=local), or for one process by an earlier use of the device.
 _STALE = (
     "PJRT_LOCAL_PROCESS_RANK",
@@ -30,15 +30,15 @@ _COLLECTIVES = (
 
 
 def initialise(info: RankInfo) -> None:
-    """As torch_xla's launcher does in each of its processes. Afterwards ``info.ordinal`` and RANK are torch_xla's
-    ordinal, which on a TPU need not follow the order of the processes.
+    """Initialise as torch_xla's launcher does in each of its processes. Afterwards ``info.ordinal`` and RANK are
+    torch_xla's ordinal, which on a TPU may differ from the order of the processes.
 
-    Raises RuntimeError where this process has several devices: torch_xla has a thread for each there, and a rank is a
+    Raises RuntimeError if this process has several devices: torch_xla then has a thread for each, but a rank is a
     process.
     """
     for name in _STALE:
         os.environ.pop(name, None)
-    # Only the host's number within a TPU of several hosts is told by CLOUD_TPU_TASK_ID, and there is one host.
+    # CLOUD_TPU_TASK_ID only gives the host's number within a TPU of several hosts, and there is one host.
     os.environ.setdefault("TPU_WORKER_ID", "0")
     from torch_xla import runtime
     from torch_xla._internal import pjrt
@@ -51,8 +51,8 @@ def initialise(info: RankInfo) -> None:
     devices = runtime.addressable_device_count()
     if devices > 1:
         raise RuntimeError(
-            f"each process has {devices} XLA devices here (TPU v2 and v3 have two a chip, CPU_NUM_DEVICES sets them on "
-            "the CPU), and a rank is one process for one device: use torch_xla.launch, which has a thread for each"
+            f"each process has {devices} XLA devices here (TPU v2 and v3 have two per chip, CPU_NUM_DEVICES sets them "
+            "on the CPU), but a rank is one process for one device: use torch_xla.launch, which has a thread for each"
         )
     runtime._init_world_size_ordinal()
     if runtime.device_type() != "TPU":
@@ -71,8 +71,8 @@ def initialise(info: RankInfo) -> None:
 
 
 def _refuse_collectives() -> None:
-    """Have gloo's collectives refuse XLA tensors. torch_xla hands them CPU copies, and forgets the results: after an
-    all_reduce each rank would find its own value, unchanged and without a word."""
+    """Have gloo's collectives refuse XLA tensors. torch_xla passes CPU copies to them, and drops the results: after an
+    all_reduce each rank would silently have its own value, unchanged."""
     import torch
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
@@ -82,21 +82,21 @@ def _refuse_collectives() -> None:
         )
 
     library = torch.library.Library("c10d", "IMPL")
-    _kept.append(library)  # what it implements goes when it goes
+    _kept.append(library)  # its kernels are unregistered when it is deleted
     for name in _COLLECTIVES:
         library.impl(name, refuse, "XLA")
 
 
 def backend() -> str:
-    """'xla', or 'gloo' where XLA has no collectives between processes: a group of torch_xla's would return each rank's
-    own values there as if they were sums."""
+    """'xla', or 'gloo' where XLA has no collectives between processes: a torch_xla group would return each rank's own
+    values there as if they were sums."""
     from torch_xla import runtime
 
     return "xla" if runtime.device_type() == "TPU" or os.environ["WORLD_SIZE"] == "1" else "gloo"
 
 
 def device() -> torch.device:
-    """This process's."""
+    """The device of this process."""
     import torch_xla
 
     found: torch.device = torch_xla.device()

@@ -2,18 +2,18 @@
 
 It has to read in four places: JupyterLab and Notebook (their colours, by CSS variables), VS Code and Colab (none of
 these variables, light or dark), GitHub and mail (no styles at all), and after a sanitizer. So: a plain table, inline
-styles only, no script, no id, nothing from outside, and no colour that says what no word says.
-
-``python -m nbspawn._render.html > page.html`` draws made-up runs.
+styles only, no script, no id, nothing from outside, and no colour without a word that means the same.
 """
 
 from __future__ import annotations
 
 from html import escape
 
-from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, no_source, numbers, ports, rows
-from nbspawn._state.run import Run, Source, State, ranges
+from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, numbers, ports, rows
+from nbspawn._state.run import Run, State
+from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import stall
+from nbspawn._state.wording import ranges
 
 # Columns of text in a cell: more than any screen shows, and a bound for the size of the saved notebook.
 _WIDTH = 160
@@ -47,34 +47,36 @@ _TABLE = (
 _ROW = "background:none;height:20px"
 _CELL = "padding:0 14px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
-_TO_HEED = "color:var(--jp-warn-color0,#c60)"
+_WARNING = "color:var(--jp-warn-color0,#c60)"
 _MARK = "display:inline-block;width:1.2em"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
 
-def brief(run: Run, now: float) -> str:
+def brief(snapshot: Snapshot) -> str:
     """The heading as the whole table."""
-    return f'<div style="{BOX}">{_heading(run, now)}</div>'
+    return f'<div style="{BOX}">{_heading(snapshot)}</div>'
 
 
-def _heading(run: Run, now: float) -> str:
-    ranks, how, time = heading(run, now)
+def _heading(snapshot: Snapshot) -> str:
+    ranks, how, time = heading(snapshot)
+    banner = snapshot.run.banner
     how = escape(how)
     quiet = f'<span style="color:{_QUIET}">{how}</span>'
-    mark = f'<div style="{_LINE}"><b style="{_TO_HEED}">{escape(run.banner)}</b></div>' if run.banner else ""
+    mark = f'<div style="{_LINE}"><b style="{_WARNING}">{escape(banner)}</b></div>' if banner else ""
     return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
 
 
-def table(run: Run, now: float, source: Source = no_source) -> str:
-    """The run at ``now`` seconds as HTML; every row is 20 px high, so that an update moves nothing."""
-    drawn = rows(run, now, source)
+def table(snapshot: Snapshot) -> str:
+    """The run as HTML; every row is 20 px high, so that an update moves nothing."""
+    run = snapshot.run
+    drawn = rows(snapshot)
     live = not run.over
     columns = numbers(run, drawn)
-    told = escape(stall(run, now, source))
+    why = escape(stall(snapshot))
     return "".join(
         [
             f'<div style="{BOX};overflow-x:auto">',
-            _heading(run, now),
+            _heading(snapshot),
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
@@ -84,8 +86,8 @@ def table(run: Run, now: float, source: Source = no_source) -> str:
             "</tr></thead><tbody>",
             *(_row(row, live, [column[index] for column in columns.values()]) for index, row in enumerate(drawn)),
             "</tbody></table>",
-            # The line is there from the start: the output below must not jump when there is something to say.
-            f'<div style="min-height:20px">{told and f"<b>{told}</b>"}</div>' if live else "",
+            # The line is there from the start: the output below must not jump when there is a sentence.
+            f'<div style="min-height:20px">{why and f"<b>{why}</b>"}</div>' if live else "",
             *(f"<div>{escape(note)}</div>" for note in (ports(run), *run.notes) if note),
             "</div>",
         ]
@@ -102,7 +104,7 @@ def _line_width(run: Run) -> str:
 def _row(row: Row, live: bool, measured: list[str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
     whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
-    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.told}'
+    state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
     return (
         f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
         + _cell("td", row.label, "right")
@@ -119,11 +121,3 @@ def _cell(tag: str, content: str, align: str, style: str = "", whole: str = "") 
     attribute = "" if (tag, align) == ("td", "left") else f' align="{align}"'
     attribute += f' title="{escape(whole)}"' if whole else ""
     return f'<{tag}{attribute} style="{_CELL};text-align:{align}{";" + style if style else ""}">{content}</{tag}>'
-
-
-if __name__ == "__main__":
-    from nbspawn._render.text import demo
-
-    print('<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>nbspawn</title>')
-    for nprocs in (5, 64):
-        print(table(*demo(nprocs)), "<hr>")

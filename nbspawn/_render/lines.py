@@ -72,12 +72,8 @@ class LineBuffer:
                 break
         return self._take(ready), self._current()
 
-    def settle(self) -> list[str]:
-        """All lines above the cursor, held back or not: something that is no text is about to be shown below them."""
-        return self._take(self._row)
-
     def finish(self) -> list[str]:
-        """The lines that were still held back, the unfinished one included: the log, or a cell's part, has ended."""
+        """The lines that are still buffered, the unfinished one included: the log, or a cell's part, has ended."""
         self._interpret(self._decoder.decode(b"", final=True))
         while len(self._rows) > self._row and not _text(self._rows[-1]).strip():
             self._rows.pop()

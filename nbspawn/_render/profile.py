@@ -1,6 +1,6 @@
 """Where the time went, drawn: the cell's source with each line's share of every rank's time, as text and as HTML.
 
-A straggler is a rank whose share at a line is far from its peers'; what a rank waited for the others is told apart.
+A straggler is a rank whose share at a line is far from its peers'; what a rank waited for the others is marked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nbspawn._protocol.frames import Frame
 from nbspawn._render.html import BOX
 from nbspawn._render.text import cell, clip
 from nbspawn._state.line_profile import Line, Profile, unfold
-from nbspawn._state.run import Run, Source
+from nbspawn._state.snapshot import Snapshot
 
 LEAST_SECONDS = 1.0  # a shorter run has been looked at too seldom
 _LEAST_SHARE = 0.01  # of a rank's time
@@ -43,24 +43,24 @@ def worth_showing(profile: Profile) -> bool:
     return max(profile.totals.values(), default=0.0) >= LEAST_SECONDS
 
 
-def text(profile: Profile, run: Run, source: Source) -> str:
+def text(profile: Profile, snapshot: Snapshot) -> str:
     """A table of at most 100 columns and one line a row."""
     columns = ["line", *_headings(profile)]
-    drawn = list(_rows(profile, run, source))
+    drawn = list(_rows(profile, snapshot))
     widths = [
         max(len(name), *(len((row.number, *row.shares)[index]) for row in drawn)) for index, name in enumerate(columns)
     ]
     lines = [_TITLE, "  ".join(name.rjust(width) for name, width in zip(columns, widths, strict=True))]
     for row in drawn:
-        numbers = "  ".join(told.rjust(width) for told, width in zip((row.number, *row.shares), widths, strict=True))
+        numbers = "  ".join(share.rjust(width) for share, width in zip((row.number, *row.shares), widths, strict=True))
         lines.append(f"{numbers}  {clip(row.code, _WIDTH - len(numbers) - 2)}".rstrip())
     return "\n".join(lines)
 
 
-def html(profile: Profile, run: Run, source: Source, open_: bool) -> str:
+def html(profile: Profile, snapshot: Snapshot, open_: bool) -> str:
     """A fold, ``open_`` from the start or not; reads without styles."""
     rows: list[str] = []
-    drawn = list(_rows(profile, run, source))
+    drawn = list(_rows(profile, snapshot))
     for index, row in enumerate(drawn):
         if row.depth:
             continue  # in the fold of its line
@@ -71,10 +71,10 @@ def html(profile: Profile, run: Run, source: Source, open_: bool) -> str:
             below.append(lower)
         code = escape(row.code) or " "
         if below:
-            told = "\n".join(f"{' · '.join(filter(None, lower.shares)):>12}  {escape(lower.code)}" for lower in below)
+            lines = "\n".join(f"{' · '.join(filter(None, lower.shares)):>12}  {escape(lower.code)}" for lower in below)
             code = (
                 f'<details><summary style="{_FOLD}">{code}</summary>'
-                f'<pre style="margin:0;color:{_QUIET}">{told}</pre></details>'
+                f'<pre style="margin:0;color:{_QUIET}">{lines}</pre></details>'
             )
         numbers = "".join(
             f'<td style="{_CELL}{_bar(weight)}" align="right">{share}</td>'
@@ -108,7 +108,8 @@ def _headings(profile: Profile) -> list[str]:
     return [f"rank {rank}" for rank in ranks] if len(ranks) <= _MAX_RANKS else ["least", "middle", "most", "of rank"]
 
 
-def _rows(profile: Profile, run: Run, source: Source) -> Iterator[_Row]:
+def _rows(profile: Profile, snapshot: Snapshot) -> Iterator[_Row]:
+    run = snapshot.run
     lines = dict(profile.lines)
     least = _LEAST_SHARE * max(profile.totals.values())
     whole = run.cell is not None and len(run.source) <= _MAX_LINES
@@ -128,10 +129,10 @@ def _rows(profile: Profile, run: Run, source: Source) -> Iterator[_Row]:
             blank = len(_headings(profile))
             yield _Row("…", ("",) * blank, (0.0,) * blank, "")
         above = line.frame.line
-        yield _row(profile, line, str(above), _code(run, line.frame, source))
+        yield _row(profile, line, str(above), _code(snapshot, line.frame))
         for depth, lower in unfold(line, least):
             assert lower.frame is not None
-            where = f"{lower.frame.name}, line {lower.frame.line}: {cell(run.text(lower.frame, source))}"
+            where = f"{lower.frame.name}, line {lower.frame.line}: {cell(snapshot.text(lower.frame))}"
             yield _row(profile, lower, "", "  " * depth + where, depth)
 
 
@@ -139,11 +140,12 @@ def _order(line: Line) -> tuple[bool, str, int]:
     return (True, "", 0) if line.frame is None else (False, line.frame.file, line.frame.line)
 
 
-def _code(run: Run, frame: Frame, source: Source) -> str:
+def _code(snapshot: Snapshot, frame: Frame) -> str:
     """With its indentation, where it is the cell's."""
+    run = snapshot.run
     if frame.file == run.cell and frame.line <= len(run.source):
         return run.source[frame.line - 1].rstrip().expandtabs(4)
-    return cell(source(frame))
+    return cell(snapshot.source(frame))
 
 
 def _row(profile: Profile, line: Line, number: str, code: str, depth: int = 0) -> _Row:
@@ -151,13 +153,13 @@ def _row(profile: Profile, line: Line, number: str, code: str, depth: int = 0) -
     shares = {rank: line.seconds.get(rank, 0.0) / profile.totals[rank] for rank in ranks if profile.totals[rank]}
     waits = {rank: line.waiting.get(rank, 0.0) / profile.totals[rank] for rank in shares}
     if len(ranks) <= _MAX_RANKS:
-        told = tuple(_share(shares.get(rank, 0.0), waits.get(rank, 0.0)) for rank in ranks)
-        return _Row(number, told, tuple(shares.get(rank, 0.0) for rank in ranks), code, depth)
+        texts = tuple(_share(shares.get(rank, 0.0), waits.get(rank, 0.0)) for rank in ranks)
+        return _Row(number, texts, tuple(shares.get(rank, 0.0) for rank in ranks), code, depth)
     order = sorted(shares, key=lambda rank: shares[rank])
     picked = (order[0], order[len(order) // 2], order[-1])
-    told = tuple(_share(shares[rank], waits[rank]) for rank in picked)
-    most = str(order[-1]) if told[-1] else ""
-    return _Row(number, (*told, most), (*(shares[rank] for rank in picked), 0.0), code, depth)
+    texts = tuple(_share(shares[rank], waits[rank]) for rank in picked)
+    most = str(order[-1]) if texts[-1] else ""
+    return _Row(number, (*texts, most), (*(shares[rank] for rank in picked), 0.0), code, depth)
 
 
 def _share(share: float, waiting: float) -> str:

@@ -9,7 +9,9 @@ from html import escape
 from nbspawn._protocol.frames import Frame, Stack, Threads
 from nbspawn._render.html import BOX
 from nbspawn._render.text import clip, duration
-from nbspawn._state.run import Run, Source, name_ranks
+from nbspawn._state.run import Run
+from nbspawn._state.snapshot import Snapshot
+from nbspawn._state.wording import name_ranks
 
 _WIDTH = 110
 _MOST_FRAMES = 24  # of one stack: the outermost and, above all, the innermost
@@ -21,25 +23,25 @@ _FOLD = "display:list-item"  # with its triangle, which classic Notebook takes a
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
 
 
-def text(stacks: Mapping[int, Stack], run: Run, now: float, source: Source) -> list[str]:
+def text(stacks: Mapping[int, Stack], snapshot: Snapshot) -> list[str]:
     """Lines; the other threads take one each."""
     lines = []
-    for heading, stack, threads in _groups(stacks, run, now):
-        lines += [heading, *(f"  {line}" for line in _lines(stack.frames, run, source))]
-        lines += [f"  thread {name}{_in(frames, run)}" for name, frames in threads]
+    for heading, stack, threads in _groups(stacks, snapshot):
+        lines += [heading, *(f"  {line}" for line in _lines(stack.frames, snapshot))]
+        lines += [f"  thread {name}{_in(frames, snapshot.run)}" for name, frames in threads]
     return lines
 
 
-def html(title: str, stacks: Mapping[int, Stack], run: Run, now: float, source: Source, open_: bool) -> str:
+def html(title: str, stacks: Mapping[int, Stack], snapshot: Snapshot, open_: bool) -> str:
     """A fold, ``open_`` from the start or not; the other threads, with their whole stacks, are one in it. Reads without
     styles."""
     parts = [f'<details{" open" if open_ else ""}><summary style="{_FOLD}"><b>{escape(title)}</b></summary>']
-    for heading, stack, threads in _groups(stacks, run, now):
-        shown = "\n".join(_lines(stack.frames, run, source))
+    for heading, stack, threads in _groups(stacks, snapshot):
+        shown = "\n".join(_lines(stack.frames, snapshot))
         parts.append(f'<div>{escape(heading)}</div><pre style="{_PRE}">{escape(shown)}</pre>')
         if threads:
             whole = "\n".join(
-                "\n".join([f"thread {name}", *(f"  {line}" for line in _lines(frames, run, source))])
+                "\n".join([f"thread {name}", *(f"  {line}" for line in _lines(frames, snapshot))])
                 for name, frames in threads
             )
             count = "1 other thread" if len(threads) == 1 else f"{len(threads)} other threads"
@@ -50,8 +52,9 @@ def html(title: str, stacks: Mapping[int, Stack], run: Run, now: float, source: 
     return f'<div style="{BOX};margin:2px 0 6px 0">{"".join(parts)}</details></div>'
 
 
-def _groups(stacks: Mapping[int, Stack], run: Run, now: float) -> Iterator[tuple[str, Stack, Threads]]:
+def _groups(stacks: Mapping[int, Stack], snapshot: Snapshot) -> Iterator[tuple[str, Stack, Threads]]:
     """A heading, the stack, and the different other threads of its ranks."""
+    run = snapshot.run
     alike: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
     for rank, stack in sorted(stacks.items()):
         # On a full disk no stack can be written, and a rank that is stopped writes none: then where it was seen last.
@@ -63,8 +66,8 @@ def _groups(stacks: Mapping[int, Stack], run: Run, now: float) -> Iterator[tuple
             yield f"and {left} more stacks, of other ranks", Stack(), ()
             return
         threads = {thread: None for rank in ranks for thread in stacks[rank].threads}
-        told = _state(ranks, run, now) if answered else _silent(frames, ranks, run)
-        yield f"{name_ranks(ranks)}{told}", Stack(frames), tuple(threads)
+        state = _state(ranks, snapshot) if answered else _silent(frames, ranks, run)
+        yield f"{name_ranks(ranks)}{state}", Stack(frames), tuple(threads)
 
 
 def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
@@ -74,15 +77,16 @@ def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
     return ": starting" if states == {"starting"} else ": not in the cell's code, or stopped by the system"
 
 
-def _state(ranks: list[int], run: Run, now: float) -> str:
-    waiting = [run.ranks[rank] for rank in ranks if run.ranks[rank].state == "waiting"]
+def _state(ranks: list[int], snapshot: Snapshot) -> str:
+    every = [snapshot.run.ranks[rank] for rank in ranks]
+    waiting = [rank for rank in every if rank.state == "waiting"]
     if not waiting:
         return ":"
-    longest = max(now - rank.called for rank in waiting)
+    longest = max(snapshot.now - rank.called for rank in waiting)
     return f", waiting {duration(longest)} in {waiting[0].position.call}:"
 
 
-def _lines(frames: tuple[Frame, ...], run: Run, source: Source) -> Iterator[str]:
+def _lines(frames: tuple[Frame, ...], snapshot: Snapshot) -> Iterator[str]:
     """As in a traceback: the place, then the line's text."""
     left_out = len(frames) - _MOST_FRAMES
     for index, frame in enumerate(frames):
@@ -93,8 +97,8 @@ def _lines(frames: tuple[Frame, ...], run: Run, source: Source) -> Iterator[str]
         if not frame.line:
             yield clip(f"native: {frame.name} ({frame.file})", _WIDTH)
             continue
-        yield clip(_place(frame, run), _WIDTH)
-        if line := run.text(frame, source):
+        yield clip(_place(frame, snapshot.run), _WIDTH)
+        if line := snapshot.text(frame):
             yield clip(f"    {line}", _WIDTH)
 
 

@@ -1,8 +1,8 @@
 """The lines of all ranks as one bounded text under the cell.
 
-A notebook keeps what is printed into it, a Jupyter server drops everything that comes too fast, and people do print
+A notebook keeps what is printed into it, a Jupyter server drops everything that comes too fast, and users do print
 in loops over a dataset: so there is a budget, counted in bytes, for the whole run. What is beyond it is not lost (the
-log files have it) but only counted here, and the last lines of each rank are kept in hand for the end, more of them
+log files have it) but only counted here, and the last lines of each rank are kept for the end, more of them
 for a rank that failed: the reason why it failed is usually among those.
 """
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from nbspawn._protocol.messages import Printed
-from nbspawn._state.run import ranges
+from nbspawn._state.wording import ranges
 
 # Characters of one line that are shown, and that are kept of a line for the end.
 _SHOWN = 10_000

@@ -1,7 +1,6 @@
 """A run as a plain text table: for terminals, logs, and as the text/plain side of the saved output.
 
 ``rows``, ``heading`` and ``duration`` are shared with ``html``, so that both show the same.
-``python -m nbspawn._render.text`` draws a made-up run.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import re
 import unicodedata
 from dataclasses import dataclass, replace
 
-from nbspawn._protocol.frames import Frame
 from nbspawn._render.lines import strip_ansi
-from nbspawn._state.run import FINAL, RankStatus, Run, Source, State, name_ranks, ranges
+from nbspawn._state.run import FINAL, RankStatus, Run, State
+from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import silent, stall
+from nbspawn._state.wording import name_ranks, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
@@ -61,7 +61,7 @@ class Row:
     text: str
     at: str = ""
     """The line that it is on, with its text, and the library call below it if the text does not name it."""
-    told: str = ""
+    state_text: str = ""
     """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'silent 9.0 s' (no sign of life)."""
 
     @property
@@ -88,25 +88,21 @@ class Row:
         return f"{label[: label.rindex(',', 0, LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
 
 
-def no_source(frame: Frame) -> str:
-    """The text of no line is known."""
-    return ""
-
-
-def rows(run: Run, now: float, source: Source = no_source) -> list[Row]:
+def rows(snapshot: Snapshot) -> list[Row]:
     """A row per rank; of more than ``MAX_ROWS`` ranks, what failed first, and what ended alike, or is at the same line,
     in one row.
 
     A rank's time stops when its state is final. Ranks that run are not compared by what they print: rows would come
     and go at every look.
     """
+    run = snapshot.run
     if len(run.ranks) <= MAX_ROWS:
-        return [_row(run, now, [rank], _says(rank), source) for rank in run.ranks]
+        return [_row(snapshot, [rank], _summary(rank)) for rank in run.ranks]
     alike: dict[tuple[State, str], list[RankStatus]] = {}
     for rank in sorted(run.ranks, key=_importance):
-        same = _says(rank) if rank.state in FINAL else _at(run, rank, source) or f"{rank.rank}"
+        same = _summary(rank) if rank.state in FINAL else _at(snapshot, rank) or f"{rank.rank}"
         alike.setdefault((rank.state, "" if rank.state == "starting" else same), []).append(rank)
-    groups = [(_says(ranks[0]), ranks) for ranks in alike.values()]
+    groups = [(_summary(ranks[0]), ranks) for ranks in alike.values()]
     if len(groups) > MAX_ROWS:
         # Of what does not fit, one row per state.
         room = MAX_ROWS - len(run.counts)
@@ -114,31 +110,37 @@ def rows(run: Run, now: float, source: Source = no_source) -> list[Row]:
         for _, ranks in groups[room:]:
             rest.setdefault(ranks[0].state, []).extend(ranks)
         groups = groups[:room] + [(f"({len(ranks)} more)", ranks) for ranks in rest.values()]
-    return [_row(run, now, ranks, text, source) for text, ranks in groups]
+    return [_row(snapshot, ranks, text) for text, ranks in groups]
 
 
-def heading(run: Run, now: float) -> tuple[str, str, str]:
+def heading(snapshot: Snapshot) -> tuple[str, str, str]:
     """What stands above the table: how many ranks, how they were started and why, and the time so far."""
+    run = snapshot.run
     how = f"{run.method}: {run.why.rstrip('.')}" if run.why else run.method
     asked = [rank.rank for rank in run.ranks if rank.state != "idle"]
     some = f"{name_ranks(asked)} of {len(run.ranks)}" if 0 < len(asked) < len(run.ranks) else ""
-    return some or _ranks(len(run.ranks)), how, duration((now if run.ended is None else run.ended) - run.started)
+    return (
+        some or _ranks(len(run.ranks)),
+        how,
+        duration((snapshot.now if run.ended is None else run.ended) - run.started),
+    )
 
 
-def brief(run: Run, now: float) -> str:
+def brief(snapshot: Snapshot) -> str:
     """The heading as the whole table."""
-    ranks, how, time = heading(run, now)
-    return "\n".join([*filter(None, [run.banner]), f"{ranks} · {how} · {time}"])
+    ranks, how, time = heading(snapshot)
+    return "\n".join([*filter(None, [snapshot.run.banner]), f"{ranks} · {how} · {time}"])
 
 
-def table(run: Run, now: float, width: int = 100, color: bool = False, source: Source = no_source) -> str:
-    """The run at ``now`` seconds as lines of at most ``width`` columns (notes excepted: they are sentences)."""
-    ranks, how, time = heading(run, now)
+def table(snapshot: Snapshot, width: int = 100, color: bool = False) -> str:
+    """The run as lines of at most ``width`` columns (notes excepted: they are sentences)."""
+    run = snapshot.run
+    ranks, how, time = heading(snapshot)
     lines = [*filter(None, [run.banner]), f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
-    drawn = rows(run, now, source)
+    drawn = rows(snapshot)
     columns = {
         "rank": [row.label for row in drawn],
-        "state": [f"{MARKS[row.state]} {row.told}" for row in drawn],
+        "state": [f"{MARKS[row.state]} {row.state_text}" for row in drawn],
         **numbers(run, drawn),
     }
     widths = {name: max(len(name), *map(len, column)) for name, column in columns.items()}
@@ -152,21 +154,21 @@ def table(run: Run, now: float, width: int = 100, color: bool = False, source: S
     for index in range(-1, len(drawn)):
         parts = []
         for name in order:
-            told = name if index < 0 else columns[name][index]
-            blank = " " * (widths[name] - sum(map(_columns, told)))
-            parts.append(told + blank if name in ("state", "at") else blank + told)
+            content = name if index < 0 else columns[name][index]
+            blank = " " * (widths[name] - sum(map(_columns, content)))
+            parts.append(content + blank if name in ("state", "at") else blank + content)
         if color:
             paint = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, "")
             parts[1] = f"{paint}{parts[1]}\x1b[0m" if paint else parts[1]
         parts.append(clip("last line, result or error" if index < 0 else drawn[index].text, max(room, 1)))
         lines.append("  ".join(parts).rstrip())
-    return "\n".join([*lines, *filter(None, [stall(run, now, source), ports(run)]), *run.notes])
+    return "\n".join([*lines, *filter(None, [stall(snapshot), ports(run)]), *run.notes])
 
 
 def ports(run: Run) -> str:
     """Where a debugger can attach; '' if nowhere, or no more."""
-    told = [f"rank {rank.rank} at {rank.debug_port}" for rank in run.ranks if rank.debug_port and rank.ended is None]
-    return f"debugpy listens on 127.0.0.1: {', '.join(told)}." if told else ""
+    open_ = [f"rank {rank.rank} at {rank.debug_port}" for rank in run.ranks if rank.debug_port and rank.ended is None]
+    return f"debugpy listens on 127.0.0.1: {', '.join(open_)}." if open_ else ""
 
 
 def numbers(run: Run, drawn: list[Row]) -> dict[str, list[str]]:
@@ -181,22 +183,8 @@ def numbers(run: Run, drawn: list[Row]) -> dict[str, list[str]]:
     return {name: column for name, column in columns.items() if any(column)}
 
 
-def summary(run: Run, now: float) -> str:
-    """The run at ``now`` seconds in one line."""
-    ranks, _, time = heading(run, now)
-    counts = run.counts
-    if len(counts) == 1:
-        states = f" {next(iter(counts))}"
-    else:
-        states = ": " + ", ".join(f"{counts[state]} {state}" for state in _ORDER if state in counts)
-    failed = [rank for rank in run.ranks if rank.state == "failed"]
-    first = min(failed, key=lambda rank: rank.since, default=None)
-    cause = f" · rank {first.rank}: {cell(first.detail)}" if first else ""
-    return f"{ranks}{states} · {run.method} · {time}{cause}"
-
-
 def duration(seconds: float) -> str:
-    """``seconds``, as a person says it: 31 ms, 12.4 s, 2 min 05 s, 1 h 02 min."""
+    """``seconds``, in readable units: 31 ms, 12.4 s, 2 min 05 s, 1 h 02 min."""
     seconds = max(0.0, seconds)
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
@@ -209,7 +197,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, as a person says it: 412 MB, 1.3 GB; '' for none."""
+    """Bytes in readable units: 412 MB, 1.3 GB; '' for none."""
     if count <= 0:
         return ""
     return f"{count / 1e9:.1f} GB" if count >= 0.9995e9 else f"{count / 1e6:.0f} MB"
@@ -244,8 +232,8 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _says(rank: RankStatus) -> str:
-    """What is most worth saying of a rank: why it failed, what it returned, or what it wrote last."""
+def _summary(rank: RankStatus) -> str:
+    """What matters most of a rank: why it failed, what it returned, or what it wrote last."""
     if rank.state == "done" and not rank.detail:
         return _last_line(rank) if rank.result in ("", "None") else cell(rank.result)
     return cell(rank.detail) or _last_line(rank)
@@ -260,68 +248,30 @@ def _importance(rank: RankStatus) -> tuple[int, float, int]:
     return _ORDER.index(rank.state), rank.since if rank.state == "failed" else 0.0, rank.rank
 
 
-def _row(run: Run, now: float, ranks: list[RankStatus], text: str, source: Source) -> Row:
+def _row(snapshot: Snapshot, ranks: list[RankStatus], text: str) -> Row:
+    now = snapshot.now
     until = max(rank.since if rank.state in FINAL else now for rank in ranks)
-    row = Row(tuple(ranks), ranks[0].state, until - run.started, text, told=ranks[0].state)
-    places = {_at(run, rank, source) for rank in ranks}
-    return replace(row, at=places.pop(), told=_told(ranks[0], now)) if len(places) == 1 else row
+    row = Row(tuple(ranks), ranks[0].state, until - snapshot.run.started, text, state_text=ranks[0].state)
+    places = {_at(snapshot, rank) for rank in ranks}
+    return replace(row, at=places.pop(), state_text=_state_text(ranks[0], now)) if len(places) == 1 else row
 
 
-def _told(rank: RankStatus, now: float) -> str:
+def _state_text(rank: RankStatus, now: float) -> str:
     if quiet := silent(rank, now):
         return f"silent {duration(quiet)}"
     return f"waiting {duration(now - rank.called)}" if rank.state == "waiting" else rank.state
 
 
-def _at(run: Run, rank: RankStatus, source: Source) -> str:
+def _at(snapshot: Snapshot, rank: RankStatus) -> str:
     if rank.state in FINAL:
         return ""
+    run = snapshot.run
     spot, call = rank.spot(run.cell), rank.position.call
     if spot is None:
         return call
-    line = cell(run.text(spot, source))
+    line = cell(snapshot.text(spot))
     named = line.find(call)
     if named > _CALL_WITHIN:
         line = "… " + line[line.rfind(" ", 0, named) + 1 :]
     number = str(spot.line).rjust(len(str(len(run.source))))
     return f"{number}  {line}".rstrip() + ("" if named >= 0 else f" · {call}")
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What a rank of the demo returns."""
-
-    value: object
-
-    def text(self) -> str:
-        return repr(self.value)
-
-
-def demo(nprocs: int) -> tuple[Run, float]:
-    """A made-up run of ``nprocs`` ranks, folded from events, and the time at which to look at it (seconds)."""
-    from nbspawn._protocol import messages
-    from nbspawn._state.run import reduce
-
-    bar = "epoch 2:  61%|██████    | 61/100 [00:09<00:05,  6.7it/s, loss=0.412]"
-    run = Run.new(nprocs, "fork server", "warm, and everything that the cell uses can travel", "/tmp/nbspawn-1", 0.0)
-    events: list[messages.Event] = []
-    for rank in range(nprocs):
-        events += [messages.Started(rank, 4000 + rank, 0.03), messages.Printed(rank, ("loading <shard>",), "")]
-    events += [messages.Printed(0, (), bar), messages.InputRequest(1, "continue? ", False, 0)]
-    events += [messages.Raised(2, 3.1, "KeyError", "'hieght'", "", (), 8, 0), messages.Exited(2, 3.2, 1)]
-    events += [messages.Stopping(rank, 3.3, "SIGTERM") for rank in range(3, nprocs, 8)]
-    for rank in range(4, nprocs):
-        if rank % 8 == 3:
-            events.append(messages.Exited(rank, 3.4, -15))
-        elif rank % 16 == 7:
-            events.append(messages.Exited(rank, 2.9, -11))
-        else:
-            events.append(messages.Returned(rank, 2.0 + rank / 100, _Answer(0.4125 if rank == 4 else None), 0))
-    for event in events:
-        run = reduce(run, event, 3.4)
-    return run, 12.4
-
-
-if __name__ == "__main__":
-    for nprocs in (5, 64):
-        print(table(*demo(nprocs), color=True), summary(*demo(nprocs)), sep="\n\n", end="\n\n\n")

@@ -1,7 +1,7 @@
-"""A command that runs behind the cell that started it: its handle, and the desk at which somebody may answer its ranks.
+"""A command that runs in the background: its handle, and how a cell attaches to it.
 
-A thread watches the ranks, so that the kernel is free for other cells. It has no person at its side: questions of ranks
-wait until somebody attends, in a cell of their own (``handle.wait()``, ``%ranks debug 1``).
+A thread supervises the ranks, and the kernel is free for other cells. The thread cannot ask the user: prompts of ranks
+wait until a cell attaches to the run (``handle.wait()``, ``%ranks debug 1``).
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from nbspawn._state.run import Run
 from nbspawn.errors import SpawnError, interrupted
 
 _TICK = 0.05  # seconds
-_SHOWN = 20  # lines of what was printed last, for somebody who begins to attend
+_SHOWN = 20  # lines that were printed last, shown when a cell attaches
 
 
 class Attachment:
-    """Between a run in the background, whose view is drawn from another thread, and a cell that attaches to it, in
+    """Connects a run in the background, whose view is drawn from another thread, with a cell that attaches to it, in
     which the user can be asked.
 
-    ``replay``: who attaches is shown what was printed last.
+    ``replay``: a cell that attaches first shows what was printed last.
     """
 
     def __init__(self, replay: bool) -> None:
         self.present = False
-        """Does a cell attend?"""
+        """Is a cell attached?"""
         self.asked: deque[Action] = deque()
-        """What the handle was told to do."""
+        """Requests that were made by the handle."""
         self._messages: queue.SimpleQueue[str | tuple[str, bool]] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[InputReply | None] = queue.SimpleQueue()
         self._last: deque[str] = deque(maxlen=_SHOWN if replay else 0)
         self._lock = threading.Lock()
-        """What is printed while somebody attaches is among the last lines, or is passed on to them: not neither."""
+        """Text that is printed while a cell attaches is replayed, or passed on to the cell: it is never lost."""
 
     def actions(self) -> Sequence[Action]:
-        """Those of the handle since the last call."""
+        """Requests that were made by the handle since the last call."""
         return [self.asked.popleft() for _ in range(len(self.asked))]
 
     def write(self, text: str) -> bool:
-        """Pass on what was printed; False if no cell attends."""
+        """Pass on what was printed; False if no cell is attached."""
         with self._lock:
             self._last.extend(text.splitlines(keepends=True))
             if self.present:
@@ -58,7 +58,7 @@ class Attachment:
             return self.present
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """Whoever attends is asked; None if they leave."""
+        """Ask in the attached cell; None if it detaches before the answer."""
         self._messages.put((prompt, password))
         while self.present:
             try:
@@ -67,12 +67,12 @@ class Attachment:
                 continue
         return None
 
-    def attend(self, over: Callable[[], bool]) -> None:
-        """In a cell's own thread: print what the ranks print, and put their questions, until it is ``over``. An
-        interrupt ends it, and only it, but for one at a prompt, which is the answer."""
+    def attach(self, over: Callable[[], bool]) -> None:
+        """Called in the cell's thread: print what the ranks print, and show their prompts, until ``over()``. An
+        interrupt detaches, and does not stop the run; at a prompt it is the answer instead."""
         with self._lock:
             while not self._messages.empty():
-                self._messages.get()  # for somebody who has left
+                self._messages.get()  # for a cell that has detached
             last = "".join(self._last)
             self.present = True
         try:
@@ -91,7 +91,7 @@ class Attachment:
 
 
 class BackgroundView(NamedTuple):
-    """A view that is drawn from another thread, the attachment that is its prompter, and where the error is shown."""
+    """A view that is drawn from another thread, the attachment that is its prompter, and what shows the error."""
 
     view: View
     attachment: Attachment
@@ -99,7 +99,7 @@ class BackgroundView(NamedTuple):
 
 
 def stream_view() -> BackgroundView:
-    """For scripts: marked lines, wherever ``sys.stdout`` is at the time."""
+    """The view in scripts: lines marked with their ranks, on ``sys.stdout`` as it is at the time."""
     attachment = Attachment(replay=False)
 
     def write(text: str) -> None:
@@ -110,22 +110,22 @@ def stream_view() -> BackgroundView:
 
 
 class _Shown(str):
-    """A text that a cell shows as it is."""
+    """A text that a cell shows without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def told(error: BaseException) -> str:
-    """As a cell shows it."""
+def error_text(error: BaseException) -> str:
+    """The error as a cell shows it."""
     return "\n".join(error.lines) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
 
 
 class BackgroundRun:
-    """What runs in the background: a handle after ``concurrent.futures.Future``.
+    """The handle of a run in the background, modelled on ``concurrent.futures.Future``.
 
-    ``done``, ``running``, ``cancelled``, ``result``, ``exception`` and ``cancel`` are a future's. ``wait``, ``status``
-    and ``interrupt`` are what a notebook needs beside them.
+    ``done``, ``running``, ``cancelled``, ``result``, ``exception`` and ``cancel`` are those of a future. ``wait`` is
+    another name for ``result``, ``interrupt`` for ``cancel``. ``status``, ``debug`` and ``end`` are for notebooks.
     """
 
     def __init__(
@@ -145,35 +145,47 @@ class BackgroundRun:
             self._results = self._finish()
         except BaseException as error:
             self._error = error
-            self._shown.show_error(told(error))
+            self._shown.show_error(error_text(error))
 
     def done(self) -> bool:
-        """Has it ended, in whichever way?"""
+        """Has the run ended, by success, an error or an interrupt?
+
+        Returns:
+            True if it has.
+        """
         return not self._thread.is_alive()
 
     def running(self) -> bool:
-        """Does it still run?"""
+        """Is the run still in progress?
+
+        Returns:
+            True if it is.
+        """
         return not self.done()
 
     def cancelled(self) -> bool:
-        """Has the user stopped it?"""
+        """Has the user stopped the run?
+
+        Returns:
+            True if the run has ended, by ``cancel`` or an interrupt.
+        """
         return self.done() and isinstance(self._error, KeyboardInterrupt)
 
     def result(self, timeout: float | None = None) -> Results[Any]:
-        """Wait until it has ended: what ranks print meanwhile is printed here too, and their questions are put here.
+        """Wait until the run has ended. Meanwhile the calling cell shows what the ranks print, and their prompts.
 
         Args:
-            timeout: seconds to wait at most; None: no limit.
+            timeout: seconds to wait at most; None for no limit.
 
         Returns:
-            The results.
+            The results, a sequence by rank.
 
         Raises:
-            TimeoutError: the ranks still run.
-            SpawnError: the one error of the run, as ``nbspawn.spawn`` raises it.
-            KeyboardInterrupt: the user has stopped the run, or has ended this wait, and not the run.
+            TimeoutError: the run has not ended within ``timeout`` seconds; it goes on.
+            SpawnError: the error of the run, as ``nbspawn.spawn`` raises it.
+            KeyboardInterrupt: the user has stopped the run, or has interrupted this wait (the run then goes on).
         """
-        self._attend(timeout)
+        self._attach(timeout)
         if self._error is not None:
             raise self._error
         assert self._results is not None
@@ -182,13 +194,27 @@ class BackgroundRun:
     wait = result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as ``result`` does; returns the error that it would raise, None if the run has ended well."""
-        self._attend(timeout)
+        """Wait as ``result`` does, and return the error that it would raise.
+
+        Args:
+            timeout: seconds to wait at most; None for no limit.
+
+        Returns:
+            The error; None if the run has succeeded.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout`` seconds; it goes on.
+            KeyboardInterrupt: the user has interrupted this wait; the run goes on.
+        """
+        self._attach(timeout)
         return self._error
 
     def cancel(self) -> bool:
-        """Stop the ranks: KeyboardInterrupt in each of them; a second time, SIGKILL. Returns at once; False if the run
-        had ended."""
+        """Stop the ranks by KeyboardInterrupt; called a second time, by SIGKILL. Does not wait for their end.
+
+        Returns:
+            False if the run had ended already.
+        """
         if self.done():
             return False
         self._flag.press()
@@ -196,10 +222,10 @@ class BackgroundRun:
 
     interrupt = cancel
 
-    def _attend(self, timeout: float | None) -> None:
+    def _attach(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            self._shown.attachment.attend(lambda: self.done() or (end is not None and time.monotonic() >= end))
+            self._shown.attachment.attach(lambda: self.done() or (end is not None and time.monotonic() >= end))
         except KeyboardInterrupt:
             raise interrupted(["They run on in the background: cancel() stops them."], "the wait was ended") from None
         if not self.done():
@@ -207,15 +233,23 @@ class BackgroundRun:
 
     @property
     def run(self) -> Run:
-        """Its state now."""
+        """The current state of the run."""
         return self._shown.view.run
 
     def status(self) -> str:
-        """The table as it is now."""
-        return _Shown(text.table(self.run, time.monotonic(), source=views.source))
+        """The table of the ranks.
+
+        Returns:
+            The table as text; a cell shows it without quotes.
+        """
+        return _Shown(text.table(views.snapshot(self.run)))
 
     def debug(self, ranks: Sequence[int]) -> None:
-        """Stop these ranks in the debugger at their next line, and attend until no rank asks for anything any more."""
+        """Stop ranks in the debugger at their next line, and attach to the run until no rank waits for input any more.
+
+        Args:
+            ranks: the ranks to stop.
+        """
         running = [rank for rank in ranks if self.run.ranks[rank].state != "debugging"]
         self._shown.attachment.asked.append(Action("debug", tuple(running)))
         asked = False
@@ -225,10 +259,17 @@ class BackgroundRun:
             asked = asked or self._supervisor.asking
             return self.done() or (asked and not self._supervisor.asking)
 
-        self._shown.attachment.attend(over)
+        self._shown.attachment.attach(over)
 
     def end(self, seconds: float) -> bool:
-        """Kill its ranks, and wait for at most so long; has it ended?"""
+        """Kill the ranks.
+
+        Args:
+            seconds: how long to wait for their end, at most.
+
+        Returns:
+            True if the run has ended.
+        """
         self._flag.press(2)
         self._thread.join(seconds)
         return self.done()

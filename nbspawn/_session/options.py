@@ -1,4 +1,4 @@
-"""How a command is run and watched: what ``%%spawn`` and ``%%ranks`` take beside what starting ranks needs."""
+"""How a command is run and shown: the options of ``%%spawn`` and ``%%ranks`` that do not concern the start of ranks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ GRACE_PERIOD = 3.0  # seconds; enough for a `finally` that writes a checkpoint, 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Times are seconds. When a rank fails or the time is out, the others get KeyboardInterrupt, after the grace period
-    SIGTERM, then SIGKILL. The first interrupt from the user does the same, the second kills.
+    """Times are seconds. After a failure or a timeout the other ranks get KeyboardInterrupt, after the grace period
+    SIGTERM, then SIGKILL. The user's first interrupt does the same, the second kills.
 
-    Raises UsageError for a value that cannot be.
+    Raises UsageError for an invalid value.
     """
 
     timeout: float | None = None
     """None: no limit."""
     grace_period: float = GRACE_PERIOD
     view: View | None = None
-    """None: the notebook's, or in a script marked lines."""
+    """None: the notebook's default view, or in a script lines marked with their ranks."""
     pdb: bool = False
-    """Let the user look at the frame that raised."""
+    """Open the debugger in the frame that raised."""
     show_locals: bool = False
     """Show the variables of the frame that raised."""
     timings: bool = False
-    """Tell how long the phases of the run took."""
+    """Show how long the phases of the run took."""
     banner: str = ""
-    """To stand above all."""
+    """A line to show above the table."""
     explain: Callable[[BaseException], None] | None = None
-    """Completes an error with what the user can do."""
+    """Adds to an error what the user can do."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "grace_period"):

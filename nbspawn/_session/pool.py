@@ -1,6 +1,7 @@
-"""Ranks and their commands, one at a time: started with the first, watched while one runs, ended with the last.
+"""Ranks and their commands: started with the first command, supervised while one runs, ended with the last.
 
-A one-shot run is a pool that closes after its first command; kept ranks are one that does not.
+A one-shot run is a pool that closes after its first command; kept ranks are a pool that does not. A pool runs one
+command at a time.
 """
 
 from __future__ import annotations
@@ -37,46 +38,46 @@ from nbspawn.errors import StartError, UsageError, root_cause_first
 
 _log = logging.getLogger(__name__)
 
-_LEAVE = 3.0  # seconds to leave in good order: to destroy a process group, to run what atexit has
-_KILLED = 5.0  # seconds in which ranks that are killed have ended
+_LEAVE = 3.0  # seconds to exit cleanly: to destroy a process group, to run the atexit handlers
+_KILLED = 5.0  # seconds within which killed ranks have ended
 
 
 @dataclass
 class _Ranks:
-    """What is known of the ranks since they were started; replaced whole when others are."""
+    """State of the ranks since they were started; replaced as a whole when new ones are."""
 
     engine: Engine
     how: tuple[str, str] = ("", "")
-    """The start method and why it was taken."""
+    """The start method and the reason for it."""
     notes: tuple[str, ...] = ()
     since: float = field(default_factory=time.monotonic)
     packed: float = 0.0
-    """When all was there that the ranks need for the current command."""
+    """When the payload of the current command was packed."""
     known: list[set[str]] = field(default_factory=list)
-    """By rank: the files of the notebook's cells of which it has been told."""
+    """By rank: the files of the notebook's cells that were sent to it."""
     used: bool = False
-    """Have they been given a command?"""
+    """Has a command been sent?"""
     cut: bool = False
-    """Did the notebook get less than their whole output?"""
+    """Did the notebook show less than their whole output?"""
     regrouped: bool = False
-    """Has the group of ``backend`` been made anew?"""
+    """Has the process group of ``backend`` been created again?"""
 
 
 class Pool:
-    """Ranks, started as ``options`` say with the first command, and ended after it unless they are to be kept.
+    """Ranks that are started by the first command, as ``options`` say, and ended after it unless they are kept.
 
-    ``command_options`` are those of commands that come without. Raises UsageError for options that cannot be here.
+    ``command_options`` are the defaults of commands. Raises UsageError for options that are invalid on this machine.
     """
 
     def __init__(self, options: LaunchOptions, command_options: CommandOptions | None = None) -> None:
         self.options = resolve(options)
         self.command_options = command_options or CommandOptions()
         self.numbers = itertools.count(1)
-        """Of source code that is no cell of the notebook's."""
+        """Numbers for source code that is not a cell of the notebook."""
         self.background: BackgroundRun | None = None
-        """What runs in the background, or has."""
+        """The last background run, whether or not it has ended."""
         self.ended = ""
-        """Why there are no ranks any more; '' if there are, or never were any, as far as is known."""
+        """Why the ranks have ended; '' if they are alive as far as is known, or were never started."""
         self._ranks: _Ranks | None = None
         self._commands = 0
         self._working = threading.Lock()
@@ -84,53 +85,53 @@ class Pool:
         self._timer: threading.Timer | None = None
         _pools.add(self)
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ state
 
     @property
     def nprocs(self) -> int:
-        """How many ranks there are, or will be."""
+        """The number of ranks, started or not."""
         return int(self.options.nprocs)
 
     @property
     def how(self) -> str:
-        """How the ranks were started."""
+        """The start method of the ranks; '' before their start."""
         return self._ranks.how[0] if self._ranks is not None else ""
 
     @property
     def since(self) -> float:
         """When the ranks were started (CLOCK_MONOTONIC seconds)."""
-        return self._living().since
+        return self._started().since
 
     @property
     def regrouped(self) -> bool:
-        """Has the group of ``backend`` been made anew since these ranks were started?"""
+        """Has the process group of ``backend`` been created again since these ranks were started?"""
         return self._ranks is not None and self._ranks.regrouped
 
     @property
     def alive(self) -> bool:
-        """Do all ranks live? Changes nothing."""
+        """Are all ranks alive? Has no side effects."""
         ranks = self._ranks
         return ranks is not None and (self._working.locked() or ranks.engine.complete)
 
     def states(self) -> list[str]:
-        """Of each rank: 'idle', or what it does in the background."""
+        """The state of each rank: 'idle', or its state in the background run."""
         if self.background is None or self.background.done():
             return ["idle"] * self.nprocs
         return [rank.state for rank in self.background.run.ranks]
 
     def pids(self) -> list[int]:
-        """Of the processes, by rank."""
-        return self._living().engine.pids()
+        """The process ids, by rank."""
+        return self._started().engine.pids()
 
     def memory(self) -> list[tuple[int, int]]:
-        """The bytes that each rank uses, in memory and on its device (-1: none), as it last reported."""
-        return [(reading.memory, reading.device_memory) for reading in self._living().engine.usage()]
+        """The bytes that each rank uses, in memory and on its device (-1: none), as last reported."""
+        return [(reading.memory, reading.device_memory) for reading in self._started().engine.usage()]
 
     def log_path(self, rank: int) -> str:
-        """The file that holds all that the rank has printed."""
-        return self._living().engine.log_path(rank)
+        """The log with the rank's whole output."""
+        return self._started().engine.log_path(rank)
 
-    def _living(self) -> _Ranks:
+    def _started(self) -> _Ranks:
         if self._ranks is None:
             raise StartError(f"there are no ranks ({self.ended or 'none have been started'})")
         return self._ranks
@@ -138,40 +139,40 @@ class Pool:
     # ------------------------------------------------------------ commands
 
     def run(self, job: Job, options: CommandOptions | None = None, ranks: Sequence[int] | None = None) -> Results[Any]:
-        """Run a job in these ranks (None: all) and wait for it."""
-        self._take(job.title)
+        """Run a job in these ranks (None: all) and wait for its end."""
+        self._acquire(job.title)
         try:
             with InterruptFlag() as interrupts:
                 return self._begin(job, options or self.command_options, ranks, interrupts).finish()
         finally:
-            self._give_back()
+            self._release()
 
     def run_in_background(
         self, job: Job, options: CommandOptions, view: BackgroundView, ranks: Sequence[int] | None = None
     ) -> BackgroundRun:
-        """The same in the background. Returns when it has begun."""
+        """Run a job in the background; returns when it has begun."""
         options = replace(options, view=view.view)
-        self._take(job.title)
+        self._acquire(job.title)
         flag = InterruptFlag()
         with ExitStack() as undo:
-            undo.callback(self._give_back)
+            undo.callback(self._release)
             with InterruptFlag():
                 command = self._begin(job, options, ranks, flag)
             undo.pop_all()
 
-        def finish_and_rest() -> Results[Any]:
+        def finish_and_release() -> Results[Any]:
             try:
                 return command.finish()
             finally:
-                self._give_back()
+                self._release()
 
-        self.background = BackgroundRun(command.supervisor, view, flag, finish_and_rest)
+        self.background = BackgroundRun(command.supervisor, view, flag, finish_and_release)
         return self.background
 
     def perform(
         self, job: Job, ranks: Sequence[int] | None, timeout: float | None, in_background: bool
     ) -> Results[Any] | BackgroundRun:
-        """Run a job as ``run`` or ``run_in_background`` do, within ``timeout`` seconds if that is given."""
+        """Run a job by ``run`` or ``run_in_background``; ``timeout`` is in seconds, None for the default."""
         options = self.command_options
         if timeout is not None:
             options = replace(options, timeout=timeout)
@@ -180,28 +181,28 @@ class Pool:
         return self.run_in_background(job, options, (views.make_background or stream_view)(), ranks)
 
     def start(self) -> None:
-        """Start the ranks, unless they live."""
+        """Start the ranks, unless they are alive."""
         if self._ranks is None:
             self.run(FunctionJob(namespace.nothing), CommandOptions(view=views.StreamView()))
 
     def look(self) -> tuple[Mapping[int, Stack], Run] | None:
-        """The stacks of the ranks that run something in the background, and the state of that; None if nothing does."""
+        """The stacks of the ranks that run in the background, and the state of that run; None if there is none."""
         running = self.background
         if running is None or running.done():
             return None
-        return self._living().engine.look(deep=True), running.run
+        return self._started().engine.look(deep=True), running.run
 
     def debug(self, ranks: Sequence[int]) -> bool:
-        """Stop these ranks in the debugger, and attach; those that are idle stop when they run something: False."""
+        """Stop these ranks in the debugger, and attach. False if they are idle: they stop in their next command."""
         if self.background is not None and not self.background.done():
             self.background.debug(ranks)
             return True
         for rank in ranks:
-            self._living().engine.break_into(rank)
+            self._started().engine.break_into(rank)
         return False
 
-    def _take(self, work: str) -> None:
-        if not self._idle():
+    def _acquire(self, work: str) -> None:
+        if not self._acquire_if_idle():
             raise UsageError(
                 f"the ranks work on {self._work}: wait for it (%ranks wait), or stop it (%ranks interrupt)"
             )
@@ -209,11 +210,11 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         if self._ranks is not None and not self._ranks.engine.settled:
-            # Whatever has failed: ranks that may still work are not given another command.
-            _log.error("the ranks are ended: %s has been given up while they work on it", self._work)
-            self._end(0.0, f"{self._work} was given up while they worked on it")
+            # Whatever has failed: ranks that may still be busy get no other command.
+            _log.error("the ranks are ended: %s was abandoned while they work on it", self._work)
+            self._end(0.0, f"{self._work} was abandoned while they worked on it")
         if self.options.idle_timeout is not None and self._ranks is not None:
             self._timer = threading.Timer(self.options.idle_timeout, self._end_idle, [self.options.idle_timeout])
             self._timer.daemon = True
@@ -221,43 +222,43 @@ class Pool:
         self._work = ""
         self._working.release()
 
-    def _idle(self) -> bool:
-        """Hold the ranks back from other work, if they have none; they may just be ending for lack of it."""
+    def _acquire_if_idle(self) -> bool:
+        """Acquire the ranks; False if they are busy. Waits if the idle timeout is just ending them."""
         return self._working.acquire(timeout=0.0 if self._work else _LEAVE + _KILLED)
 
     def _begin(
         self, job: Job, options: CommandOptions, ranks: Sequence[int] | None, interrupts: InterruptFlag
     ) -> _Command:
-        asked = tuple(range(self.nprocs) if ranks is None else ranks)
+        selected = tuple(range(self.nprocs) if ranks is None else ranks)
         if self.ended:
             raise StartError(f"the ranks have ended ({self.ended}); restart() starts them again, without variables")
-        if self._ranks is None and len(asked) < self.nprocs:
+        if self._ranks is None and len(selected) < self.nprocs:
             nothing = FunctionJob(namespace.nothing)
             self._begin(nothing, CommandOptions(view=views.StreamView()), None, interrupts).finish()
         started = time.monotonic()
         self._commands += 1
         _log.debug("command %d, %s: begins", self._commands, job.title)
-        command = replace(job.command, turn=self._commands, pdb=options.pdb, show_locals=options.show_locals)
+        command = replace(job.command, command_number=self._commands, pdb=options.pdb, show_locals=options.show_locals)
         if self._ranks is None:
             self._start(job, command, interrupts)
-            release: Callable[[], None] = _no_more
+            release: Callable[[], None] = _nothing_to_release
         else:
-            release = self._send(job, command, asked, interrupts)
-        living = self._living()
-        how, notes = (("kept ranks", ""), ()) if living.used else (living.how, living.notes)
-        engine = living.engine
+            release = self._send(job, command, selected, interrupts)
+        current = self._started()
+        how, notes = (("kept ranks", ""), ()) if current.used else (current.how, current.notes)
+        engine = current.engine
         run = Run.new(self.nprocs, *how, engine.log_dir, started, engine.cell, job.source, job.names)
         if self.options.keep:
-            run = run.of_kept(asked if living.used else None)
+            run = run.of_kept(selected if current.used else None)
         notes += made_for_one.notes(job.variables)
-        run = replace(run, banner=options.banner, packed=living.packed, notes=notes)
-        living.used = True
+        run = replace(run, banner=options.banner, packed=current.packed, notes=notes)
+        current.used = True
         supervisor = Supervisor(options, engine, interrupts)
         with ExitStack() as undo:
             undo.callback(self._end, 0.0)
             supervisor.open(run)
             undo.pop_all()
-        return _Command(self, living, supervisor, run, release)
+        return _Command(self, current, supervisor, run, release)
 
     def _start(self, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag) -> None:
         options = self.options
@@ -274,18 +275,18 @@ class Pool:
         self._ranks = _Ranks(engine, (how.title, how.why), notes, since, packed=since, known=known)
 
     def _send(
-        self, job: Job, command: RunCell | RunFunction, asked: Sequence[int], interrupts: InterruptFlag
+        self, job: Job, command: RunCell | RunFunction, selected: Sequence[int], interrupts: InterruptFlag
     ) -> Callable[[], None]:
-        """Returns what has to be called when the ranks have run it."""
-        ranks = self._living()
-        release: Callable[[], None] = _no_more
+        """Send the command; returns a function to call when the ranks have run it."""
+        ranks = self._started()
+        release: Callable[[], None] = _nothing_to_release
         if job.variables:
             packed = pack(job, interrupts)
             release = packed.close
             try:
-                if packed.beside:
+                if packed.spawn_arguments:
                     raise StartError(
-                        "queues, locks and shared tensors can be given to ranks only when they are started"
+                        "queues, locks and shared tensors can be passed to ranks only when they are started"
                     )
                 fill(packed)
             except BaseException:
@@ -294,24 +295,24 @@ class Pool:
             paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in packed.fds]
             command = replace(command, payload=Shared(paths, packed.sizes))
         ranks.packed = time.monotonic()
-        ranks.engine.run({rank: self._unknown(rank, command) for rank in asked})
+        ranks.engine.run({rank: self._with_unknown_sources(rank, command) for rank in selected})
         return release
 
-    def _unknown(self, rank: int, command: RunCell | RunFunction) -> RunCell | RunFunction:
-        """A notebook may have hundreds of cells: each rank is told of those that it does not know."""
+    def _with_unknown_sources(self, rank: int, command: RunCell | RunFunction) -> RunCell | RunFunction:
+        """The command with those sources that the rank does not have yet: a notebook may have hundreds of cells."""
         if isinstance(command, RunFunction):
             return command
-        known = self._living().known[rank]
+        known = self._started().known[rank]
         unknown = command.sources.keys() - known
         known |= unknown
         if len(unknown) == len(command.sources):
             return command
         return replace(command, sources={name: command.sources[name] for name in unknown})
 
-    def _mend(self, run: Run) -> Run:
-        """After a command that did not end well the process group may be broken: one rank has made calls that others
-        have not. If it is ours to make, it is made anew."""
-        ranks = self._living()
+    def _regroup_if_broken(self, run: Run) -> Run:
+        """Have the ranks create the process group of ``backend`` again, if a command may have broken it: after an error
+        one rank has made collective calls that others have not."""
+        ranks = self._started()
         engine = ranks.engine
         if not self.options.keep:
             return run
@@ -321,18 +322,18 @@ class Pool:
             failure.is_echo or UNGROUPED in failure.what for failure in engine.failures
         ):
             try:
-                note = "The process group was broken, and is made anew." if engine.regroup() else ""
+                note = "The process group was broken, and is created again." if engine.regroup() else ""
                 ranks.regrouped = ranks.regrouped or bool(note)
-            except OSError as lack:
-                note = f"The process group was broken, and cannot be made anew yet: {lack.strerror}."
+            except OSError as error:
+                note = f"The process group was broken, and cannot be created again yet: {error.strerror}."
         else:
             note = ""
         return replace(run, notes=(*run.notes, note)) if note else run
 
-    # ------------------------------------------------------------ ends
+    # ------------------------------------------------------------ the end
 
     def restart(self) -> None:
-        """End the ranks, and start as many anew, in the same way, without any variables."""
+        """End the ranks, and start the same number again, with the same options, without their variables."""
         self.close()
         self.ended = ""
         self.start()
@@ -347,11 +348,11 @@ class Pool:
                 self._working.release()
 
     def close(self, seconds: float = _LEAVE) -> None:
-        """End the ranks: what runs in the background by force, those that are idle in good order within so many
-        seconds, then by force. Does nothing where there are none."""
+        """End the ranks, if there are any: busy ones by SIGKILL; idle ones exit cleanly, or get SIGKILL after
+        ``seconds``."""
         if self.background is not None:
             self.background.end(_KILLED)
-        if self._idle():
+        if self._acquire_if_idle():
             try:
                 self._end(seconds, "they were stopped")
             finally:
@@ -368,7 +369,7 @@ class Pool:
         ranks = self._ranks
         if ranks is None:
             return
-        # Before the ranks are gone: who finds none has to be told why.
+        # Set before the ranks: code that finds no ranks reports the reason.
         ended = () if ranks.engine.complete else root_cause_first(ranks.engine.failures)[:1]
         self.ended = "".join(f"rank {failure.rank}: {failure.summary}" for failure in ended) or why
         self._ranks = None
@@ -381,14 +382,14 @@ class Pool:
             ranks.engine.dispose(keep_logs=ranks.cut)
 
     def forget(self) -> None:
-        """In a process that was forked: the ranks are the kernel's."""
+        """In a forked process: forget the ranks, which belong to the kernel."""
         self._working = threading.Lock()
         self.background = self._ranks = self._timer = None
         self.ended = ""
 
 
 class _Command:
-    """One that runs."""
+    """A running command."""
 
     def __init__(
         self, pool: Pool, ranks: _Ranks, supervisor: Supervisor, run: Run, release: Callable[[], None]
@@ -400,9 +401,9 @@ class _Command:
         self._release = release
 
     def finish(self) -> Results[Any]:
-        """See it to its end."""
+        """Supervise the command to its end; returns its results."""
         try:
-            return self.supervisor.results(self._run, self._pool._mend)
+            return self.supervisor.results(self._run, self._pool._regroup_if_broken)
         finally:
             self._release()
             self._ranks.cut = self._ranks.cut or self.supervisor.cut
@@ -418,7 +419,7 @@ def _forget_all() -> None:
         pool.forget()
 
 
-inherited.when_forked(_forget_all)
+inherited.after_fork_in_child(_forget_all)
 
 
 def end_all() -> None:
@@ -427,5 +428,5 @@ def end_all() -> None:
         pool.close(0.0)
 
 
-def _no_more() -> None:
-    """There is nothing to do when the ranks have run it."""
+def _nothing_to_release() -> None:
+    """A command without a payload leaves nothing to release."""

@@ -1,4 +1,4 @@
-"""How a run is shown: what a view does, and the plain one for scripts. Notebooks bring their own (_notebook/)."""
+"""How a run is shown: the protocol of views, and the plain view for scripts. Those of notebooks are in _notebook/."""
 
 from __future__ import annotations
 
@@ -15,145 +15,150 @@ from nbspawn._protocol.messages import Event, InputReply, Printed
 from nbspawn._render import stacks
 from nbspawn._render.stream import MergedStream
 from nbspawn._state.run import Run
+from nbspawn._state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from nbspawn._session.background import BackgroundView
 
-AT_ONCE = 0.05  # seconds: what is over sooner needs no live view
-HOLD = 0.1  # seconds for which a view may keep what came, to show it together with what comes from other ranks
-HOLD_STEPS = 1.0  # seconds: ranks that make one step together show the same, and a prompt flushes it at once
+AT_ONCE = 0.05  # seconds: a shorter run needs no live view
+BUFFER_TIME = 0.1  # seconds for which a view may buffer output, to merge it with that of other ranks
+STEP_BUFFER_TIME = 1.0  # seconds, while ranks step together in the debugger: they print the same; a prompt flushes
 
 
 class Action(NamedTuple):
-    """What the user asks for: ``what`` is 'stop', 'stacks' (show where the ranks stand) or 'debug' (stop ``ranks`` in
-    the debugger)."""
+    """A request of the user: ``what`` is 'stop', 'stacks' (show where the ranks are) or 'debug' (stop ``ranks`` in the
+    debugger)."""
 
     what: str
     ranks: tuple[int, ...] = ()
 
 
 class View(Protocol):
-    """Draws from the state, never from an event alone; is told of everything and decides itself when to draw."""
+    """Draws from the state, never from an event alone; receives all events and decides when to draw."""
 
     @property
     def present(self) -> bool:
-        """Is somebody there to be asked?"""
+        """Can the user be asked?"""
 
     @property
     def run(self) -> Run:
         """The state that was shown last."""
 
     def actions(self) -> Sequence[Action]:
-        """What the user has asked for in the view since the last call."""
+        """What the user has requested in the view since the last call."""
 
     def open(self, run: Run) -> None:
-        """The ranks have been asked for."""
+        """The run begins."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """``events`` have been folded into ``run``; called twice a second at least, with or without events, and again
-        ``HOLD`` seconds after something was printed or displayed."""
+        """``events`` have been folded into ``run``. Called at least twice a second, with or without events, and again
+        ``BUFFER_TIME`` seconds after something was printed or displayed."""
 
-    def say(self, news: str) -> None:
-        """Tell the person something, below what the ranks have printed; '' is nothing."""
+    def notify(self, text: str) -> None:
+        """Show a message below what the ranks have printed; '' is none."""
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """Put a rank's question to the person and wait for the answer; None if they left without one."""
+        """Show a rank's prompt and wait for the user's answer; None if the user has left without one."""
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """Show where ranks stand, below what they have printed; it stays. ``fold`` it where that can be done."""
+        """Show stacks, permanently, below what the ranks have printed. ``fold``: collapsed, where that is possible."""
 
     def close(self, run: Run) -> bool:
-        """The last call: show the final state. True if the notebook got less than the ranks' whole output."""
+        """The last call: show the final state. True if the notebook shows less than the ranks' whole output."""
 
 
 def log_path(run: Run, rank: int) -> str:
-    """Where the rank's whole output is."""
+    """The log with the rank's whole output."""
     return os.path.join(run.log_dir, f"rank-{rank}.log")
 
 
 def source(frame: Frame) -> str:
-    """The text of a line of the person's; '' if it is not known."""
+    """The source line of a frame of the user's code; '' if it is not known."""
     return linecache.getline(frame.file, frame.line).strip()
 
 
+def snapshot(run: Run, now: float | None = None) -> Snapshot:
+    """The run at ``now`` seconds (None: at this moment), with the text of the kernel's lines."""
+    return Snapshot(run, time.monotonic() if now is None else now, source)
+
+
 def failed_ranks(run: Run) -> list[int]:
-    """The ranks whose last words must be shown."""
+    """The ranks whose last output must be shown."""
     return [rank.rank for rank in run.ranks if rank.state == "failed"]
 
 
 class Pace:
-    """When a table is drawn again. What becomes of a rank is shown soon; all else with the clock, once a second: a
-    drawing takes a millisecond, and ranks that compute on the same processors feel it."""
+    """When a table is redrawn. A change of a rank's state is shown soon, everything else once a second: a redraw takes
+    a millisecond, which slows down ranks that compute on the same processors."""
 
     _SOON = 0.1  # seconds between two drawings, at least
     _CLOCK = 1.0  # seconds between two drawings, at most
 
     def __init__(self) -> None:
         self.drawn: Run | None = None
-        """What the table shows."""
+        """The state that the table shows."""
         self._at = 0.0
 
     def due(self, run: Run) -> bool:
-        """Is it time?"""
+        """Is a redraw due?"""
         passed = time.monotonic() - self._at
         if self.drawn is None or passed >= self._CLOCK:
             return True
-        return passed >= self._SOON and _fates(run) != _fates(self.drawn)
+        return passed >= self._SOON and _states(run) != _states(self.drawn)
 
     def draw(self, run: Run) -> float:
-        """It is drawn now: at this moment."""
+        """Record that the table is drawn now; returns the time."""
         self.drawn, self._at = run, time.monotonic()
         return self._at
 
     def forget(self) -> None:
-        """The table is gone from the screen."""
+        """Record that the table was erased: a redraw is due."""
         self._at = 0.0
 
 
-def _fates(run: Run) -> list[str]:
-    """The ranks' states, but that a rank which runs may be waiting for others: that changes at every look."""
+def _states(run: Run) -> list[str]:
+    """The ranks' states; 'waiting' counts as 'running', because it changes with every sample."""
     return ["running" if rank.state == "waiting" else rank.state for rank in run.ranks]
 
 
 class Prompter(Protocol):
-    """Puts questions to the user."""
+    """Asks the user."""
 
     @property
     def present(self) -> bool:
-        """Is somebody there to be asked?"""
+        """Can the user be asked?"""
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """Wait for the answer; None if they left without one."""
+        """Wait for the answer; None if the user has left without one."""
 
     def actions(self) -> Sequence[Action]:
-        """What the user has asked for, elsewhere than in the view, since the last call."""
+        """What the user has requested outside the view since the last call."""
 
 
 class Foreground:
-    """The user waits for the cell, or for the script."""
+    """Asks on this process's stdin: the user waits for the cell or the script."""
 
     present = True
 
     def ask(self, prompt: str, password: bool) -> InputReply:
-        """On this process's own stdin."""
+        """By ``input`` or ``getpass``."""
         return answer(prompt, password)
 
     def actions(self) -> Sequence[Action]:
-        """There is no other place."""
+        """None: there is nothing outside the view."""
         return ()
 
 
 def write_to_stdout(text: str) -> None:
-    """To ``sys.stdout``, whatever that is at the time."""
+    """Write to ``sys.stdout``, as it is at the time of the call."""
     print(text, end="", flush=True)
 
 
 class RankLines:
-    """What the ranks print, marked with their ranks, as one text that goes to ``write``.
+    """Merges what the ranks print into one text, marked with the ranks, and passes it to ``write``.
 
-    Lines are buffered for a moment: one that all ranks print comes from each of them at its own time, and is written
-    once. ``budget`` is in bytes (a terminal or a pipe takes all), ``only`` the ranks whose lines are written (None:
-    all).
+    Lines are buffered for a moment: a line that all ranks print arrives from each at another time, but is written once.
+    ``budget`` is in bytes (a terminal or a pipe has no limit), ``only`` the ranks whose lines are written (None: all).
     """
 
     def __init__(
@@ -165,10 +170,10 @@ class RankLines:
         self._buffered: list[Printed] = []
         self._since = 0.0
         self.debugging = False
-        """Ranks make steps together, and show the same much later than when they run."""
+        """Ranks step together in the debugger: what they all print arrives over a longer time than when they run."""
 
     def open(self, run: Run) -> None:
-        """The ranks have been asked for."""
+        """The run begins."""
         self._stream = MergedStream(len(run.ranks), lambda rank: log_path(run, rank), self._budget)
 
     def add(self, printed: Iterable[Printed]) -> None:
@@ -179,42 +184,41 @@ class RankLines:
         self._buffered += shown
 
     def flush(self, if_due: bool = False) -> None:
-        """Write what is buffered: all, or if it has been for long enough."""
-        after = (HOLD_STEPS if self.debugging else HOLD) if if_due else 0.0
+        """Write the buffer: now, or only if it is old enough."""
+        after = (STEP_BUFFER_TIME if self.debugging else BUFFER_TIME) if if_due else 0.0
         if self._buffered and time.monotonic() - self._since >= after:
             buffered, self._buffered = self._buffered, []
-            self._put(self._stream.feed(buffered, blocks=self.debugging))
+            self._write_text(self._stream.feed(buffered, blocks=self.debugging))
 
     def flush_rank(self, rank: int) -> None:
-        """Write what is buffered of this rank, and before that in others: something that is no text comes next in
-        it."""
+        """Write what is buffered of this rank, and of others before it: the rank's next output is not text."""
         if any(printed.rank == rank for printed in self._buffered):
             text, self._buffered = self._stream.feed_up_to(rank, self._buffered, blocks=self.debugging)
-            self._put(text)
+            self._write_text(text)
 
     def write_now(self, rank: int, lines: Sequence[str]) -> None:
-        """Lines of a rank that need no company."""
+        """Write lines of a rank without merging them with those of others."""
         if self._only is None or rank in self._only:
-            self._put(self._stream.feed([Printed(rank, tuple(lines), "")]))
+            self._write_text(self._stream.feed([Printed(rank, tuple(lines), "")]))
 
-    def say(self, text: str) -> None:
-        """Something for the user, as lines of its own; '' is nothing."""
+    def notify(self, text: str) -> None:
+        """Write a message to the user, as separate lines; '' is none."""
         self.flush()
-        self._put(text and f"{text}\n")
+        self._write_text(text and f"{text}\n")
 
     def finish(self, run: Run) -> bool:
-        """All is over: write the rest. True if less was written than the ranks have printed."""
+        """The run is over: write the rest. True if less was written than the ranks have printed."""
         self.flush()
-        self._put(self._stream.finish(failed_ranks(run)))
+        self._write_text(self._stream.finish(failed_ranks(run)))
         return self._stream.over_budget or self._only is not None
 
-    def _put(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         if text:
             self._write(text)
 
 
 class StreamView:
-    """What the ranks print, marked with their ranks; nothing else."""
+    """Shows what the ranks print, marked with their ranks; nothing else."""
 
     run: Run
 
@@ -224,37 +228,37 @@ class StreamView:
 
     @property
     def present(self) -> bool:
-        """Is somebody there to be asked?"""
+        """Can the user be asked?"""
         return self._prompter.present
 
     def actions(self) -> Sequence[Action]:
-        """There is nothing to press."""
+        """What the user has requested; the view itself has no buttons."""
         return self._prompter.actions()
 
     def open(self, run: Run) -> None:
-        """Nothing is shown before a rank prints."""
+        """The run begins. Nothing is shown until a rank prints."""
         self.run = run
         self._lines.open(run)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """Pass on what was printed."""
+        """Write what was printed."""
         self.run = run
         self._lines.debugging = "debugging" in run.counts
         self._lines.add(event for event in events if isinstance(event, Printed))
         self._lines.flush(if_due=True)
 
-    def say(self, text: str) -> None:
-        """As lines of its own."""
-        self._lines.say(text)
+    def notify(self, text: str) -> None:
+        """Write a message, as separate lines."""
+        self._lines.notify(text)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
-        """Below what was printed."""
+        """Ask below what was printed."""
         self._lines.flush()
         return self._prompter.ask(prompt, password)
 
     def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """As text."""
-        self.say("\n".join([title, *stacks.text(found, self.run, time.monotonic(), source)]))
+        """Write the stacks as text."""
+        self.notify("\n".join([title, *stacks.text(found, snapshot(self.run))]))
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""
@@ -263,7 +267,7 @@ class StreamView:
 
 
 def answer(prompt: str, password: bool) -> InputReply:
-    """The person's answer through this process's own ``input`` or ``getpass`` (in a kernel: the front end's)."""
+    """The user's answer by this process's own ``input`` or ``getpass`` (in a kernel: the front end's)."""
     try:
         return InputReply("text", getpass.getpass(prompt) if password else input(prompt))
     except EOFError:
@@ -275,13 +279,13 @@ def answer(prompt: str, password: bool) -> InputReply:
 
 
 cell_names: Callable[[], Mapping[str, str]] = dict
-"""What IPython calls the notebook's cells ('Cell In[5]'), by file name; the notebook extension knows."""
+"""IPython's names for the notebook's cells ('Cell In[5]'), by file name; set by the notebook extension."""
 
 colors: Callable[[], str] = str
-"""IPython's colours for tracebacks ('' for none); the notebook extension knows."""
+"""IPython's colours for tracebacks ('' for none); set by the notebook extension."""
 
 make_default: Callable[[], View] = StreamView
-"""Makes the view of a run that names none; the notebook extension puts its own here."""
+"""Makes the view of a run without an explicit one; set by the notebook extension."""
 
 make_background: Callable[[], BackgroundView] | None = None
-"""The same for a run in the background; None: as for scripts (background.py)."""
+"""The same for a run in the background; None: as in scripts (background.py)."""

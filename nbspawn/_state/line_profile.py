@@ -1,6 +1,6 @@
 """Where the time went: the samples of all ranks, added up by line. Pure.
 
-A sample counts to a line of the running cell. What the person's own functions do below that line, those of other cells
+A sample counts to a line of the running cell. What the user's own functions do below that line, those of other cells
 too, is kept and can be unfolded.
 """
 
@@ -16,7 +16,7 @@ from nbspawn._protocol.messages import Event, Sampled
 @dataclass
 class Line:
     """Seconds by rank at one line, those in collectives among them; ``below``: the same for the lines of the functions
-    that it calls. ``frame`` is None for what is not in the person's code."""
+    that it calls. ``frame`` is None for what is not in the user's code."""
 
     frame: Frame | None
     seconds: dict[int, float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Profile:
         self.totals: dict[int, float] = {}
         """Seconds by rank."""
         self.lines: dict[Frame | None, Line] = {}
-        """None is what is not in the person's code."""
+        """None is what is not in the user's code."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Count the samples among the events."""

@@ -1,4 +1,4 @@
-"""How long the parts of a run took, each until the last rank had done with it: what ``--timings`` tells."""
+"""How long the parts of a run took, each until the last rank had done with it: what ``--timings`` shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 class Moments(NamedTuple):
     """Of one rank, CLOCK_MONOTONIC seconds, 0 if it has not come to that: it was ``up``; it was ``ready`` for the cell,
-    the process group of ``--backend`` made; the cell had ``run``; its last word was ``heard`` in the kernel; its
+    the process group of ``--backend`` made; the cell had ``run``; its last message was ``received`` in the kernel; its
     process was ``gone``."""
 
     up: float = 0.0
     ready: float = 0.0
     run: float = 0.0
-    heard: float = 0.0
+    received: float = 0.0
     gone: float = 0.0
 
 

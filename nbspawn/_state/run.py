@@ -11,7 +11,7 @@ that dies while it starts, a report that is read after the exit): every order gi
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,6 +32,8 @@ from nbspawn._protocol.messages import (
     Stopped,
     Stopping,
 )
+from nbspawn._state import wording
+from nbspawn._state.ending import Ending
 from nbspawn._state.phases import Moments, phases
 
 State = Literal[
@@ -48,8 +50,7 @@ State = Literal[
     "idle",
 ]
 """'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there.
-'idle'
-is a kept rank that was not asked to run this."""
+'idle' is a kept rank that was not asked to run this."""
 
 Source = Callable[[Frame], str]
 """Finds the text of a line."""
@@ -97,7 +98,7 @@ class RankStatus:
 
     def spot(self, cell: str | None) -> Frame | None:
         """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
-        counts to the line that called it), else the innermost of the person's code."""
+        counts to the line that called it), else the innermost of the user's code."""
         frames = self.position.frames
         in_cell = [frame for frame in frames if frame.file == cell]
         return in_cell[-1] if in_cell else frames[-1] if frames else None
@@ -142,7 +143,7 @@ class Run:
         return Run(ranks, method, why, now, None, (), log_dir, cell, source, names or {})
 
     def of_kept(self, asked: Collection[int] | None) -> Run:
-        """The same of ranks that stay; those that live already say no more that they start, and run it if they are
+        """The same of ranks that stay; those that live already do not start again, and run it if they are
         ``asked`` to."""
         ranks = self.ranks
         if asked is not None:
@@ -163,7 +164,7 @@ class Run:
 
     @property
     def quiet_success(self) -> bool:
-        """Have ranks that were there before run it to a good end? Then what they print and their values say it all."""
+        """Have ranks that were there before run it to a good end? Then what they print and their values are enough."""
         well = all(rank.state in ("done", "idle") and not rank.stop for rank in self.ranks)
         return well and not self.newly_started and not self.notes
 
@@ -207,27 +208,6 @@ def answered(run: Run, rank: int, now: float) -> Run:
     )
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9', '32 ranks (0, 2, 4, 6, …)'."""
-    ranks = list(ranks)
-    parts = ranges(ranks).split(",")
-    if len(parts) > 6:
-        return f"{len(ranks)} ranks ({', '.join(parts[:4])}, …)"
-    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """Rank numbers, short: ``ranges([3, 0, 2])`` is ``"0,2-3"``."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
 def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
     match event:
         case Started() if rank.ended is None:
@@ -253,18 +233,13 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             # A rank with an outcome is only hurried out: what it has done stays true.
             return rank if rank.state in FINAL else replace(rank, state="stopping", since=event.time, detail=why)
         case Returned():
-            moments = rank.moments._replace(ready=event.ready, run=event.time, heard=now)
+            moments = rank.moments._replace(ready=event.ready, run=event.time, received=now)
             result = event.value.text()
             return replace(rank, state="done", since=event.time, detail="", result=result, moments=moments)
-        case Raised(name="KeyboardInterrupt") if rank.stop:
-            return replace(rank, state="interrupted", since=event.time, detail=_where(event))
-        case Raised() if event.by_quit:
-            return replace(rank, state="interrupted", since=event.time, detail=f"quit in the debugger{_at(event)}")
-        case Raised():
-            return replace(rank, state="failed", since=event.time, detail=_where(event))
-        case Leaving():
-            detail = f"exit code {event.code}: {event.text}" if event.text else f"exit code {event.code}"
-            return replace(rank, state="failed", since=event.time, detail=detail)
+        case Raised() | Leaving():
+            ending = Ending.of(event)
+            state: State = "interrupted" if ending.requested(bool(rank.stop)) else "failed"
+            return replace(rank, state=state, since=event.time, detail=ending.detail)
         case Exited() if rank.ended is None:
             return _exited(rank, event)
     return rank
@@ -291,65 +266,22 @@ def _measured(rank: RankStatus, event: Measured) -> RankStatus:
     )
 
 
-ECHO = "lost the connection to a rank that had ended"
-
-_ECHOES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "DistNetworkError",
-    "Broken pipe",
-    "remote process exited or there was a network error",  # NCCL
-    "Timed out waiting",
-)
-
-
-def is_echo(error: str) -> bool:
-    """Is this error only the sound of a peer's end? So say collectives whose other side has gone."""
-    return any(sign in error for sign in _ECHOES)
-
-
-def _where(event: Raised) -> str:
-    text = f"{event.name}: {event.message}" if event.message else event.name
-    if is_echo(text):
-        text = ECHO
-    return text + _at(event)
-
-
-def _at(event: Raised) -> str:
-    return "" if event.line is None else f" (line {event.line})"
-
-
 def _exited(rank: RankStatus, event: Exited) -> RankStatus:
     rank = replace(rank, ended=event.time, moments=rank.moments._replace(gone=event.time))
     if rank.state == "done" and event.code and not rank.stop:
         # Its value is safe, yet a crash on the way out (a destructor, an atexit hook) should not be hidden.
-        return replace(rank, detail=f"{_code(event.code)} after it had returned")
+        return replace(rank, detail=f"{wording.exit_code(event.code)} after it had returned")
     if rank.state in FINAL:
         return rank
-    state, detail = _outcome(rank, event.code)
+    state, detail = _unreported(rank, event)
     return replace(rank, state=state, since=event.time, detail=detail)
 
 
-def _outcome(rank: RankStatus, code: int | None) -> tuple[State, str]:
-    """How a rank ended that said nothing about it."""
+def _unreported(rank: RankStatus, event: Exited) -> tuple[State, str]:
+    """How a rank ended that has not reported its end."""
     if not rank.stop:
-        return "failed", "exit code 0 before it had finished" if code == 0 else _code(code)
-    if code is None:
-        return "killed", f"ended after {rank.stop} by nbspawn ({rank.stop_why})"
-    if code in (-signal.SIGTERM, -signal.SIGKILL):
-        return "killed", f"{_code(code)} by nbspawn ({rank.stop_why})"
+        return "failed", Ending.of(event).detail
     # torch's wrapper swallows KeyboardInterrupt and leaves with 0; a plain interpreter dies of SIGINT itself.
-    if rank.stop == "interrupt" and code in (0, -signal.SIGINT):
+    if rank.stop == "interrupt" and event.code in (0, -signal.SIGINT):
         return "interrupted", rank.stop_why
-    return "killed", f"{_code(code)} after {rank.stop} by nbspawn ({rank.stop_why})"
-
-
-def _code(code: int | None) -> str:
-    if code is None:
-        return "ended, exit code unknown"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:  # real-time signals have no name
-        return f"signal {-code}"
+    return "killed", wording.stopped(event.code, rank.stop, rank.stop_why)

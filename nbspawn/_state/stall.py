@@ -1,31 +1,34 @@
 """The stall rule: why nothing moves, in one plain sentence. Pure; the clock is passed in.
 
-Ranks that wait in a collective wait for those that have not arrived. That is no news while it is short, or as long as
+Ranks that wait in a collective wait for those that have not arrived. That is normal while it is short, or as long as
 waits of this run have been before: a rank that saves a checkpoint holds its peers up at every epoch. After that it is
-said who waits where, and where the others are.
+shown who waits where, and where the others are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbspawn._state.run import FINAL, RankStatus, Run, Source, name_ranks
+from nbspawn._state.run import FINAL, RankStatus, Run
+from nbspawn._state.snapshot import Snapshot
+from nbspawn._state.wording import name_ranks
 
 PATIENCE = 5.0  # seconds
 _LONGER = 2.0  # times the longest wait that this run has seen end
-SILENCE = 3.0  # seconds without a sign of life that are worth telling; a rank gives two a second
+SILENCE = 3.0  # seconds without a sign of life that are worth showing; a rank gives two a second
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
 _GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (_rank/sampler.py)
 
 
-def stall(run: Run, now: float, source: Source) -> str:
-    """The sentence, or '' if there is nothing to say at ``now`` seconds."""
+def stall(snapshot: Snapshot) -> str:
+    """The sentence, or '' if there is nothing to say."""
+    run, now = snapshot.run, snapshot.now
     if any(
         rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input", "debugging")
         for rank in run.ranks
     ):
-        return ""  # the run is ending, or waits for the person
+        return ""  # the run is ending, or waits for the user
     waiting = [rank for rank in run.ranks if rank.state == "waiting"]
     others = [rank for rank in run.ranks if rank.state != "waiting"]
     patience = max([PATIENCE, *(_LONGER * rank.longest_wait for rank in run.ranks)])
@@ -33,7 +36,7 @@ def stall(run: Run, now: float, source: Source) -> str:
     if longest < patience:
         return ""
     if others:
-        return " ".join([_waiting(run, waiting, now), *_elsewhere(run, others, now, source)])
+        return " ".join([_waiting(snapshot, waiting), *_elsewhere(snapshot, others)])
     calls = {rank.position.call for rank in waiting}
     if (
         len(calls) > 1
@@ -41,7 +44,7 @@ def stall(run: Run, now: float, source: Source) -> str:
         and not calls & _GUESSED
         and min(now - rank.called for rank in waiting) >= PATIENCE
     ):
-        where = _waiting(run, waiting, now)
+        where = _waiting(snapshot, waiting)
         return f"The ranks have diverged. {where} All ranks have to make the same calls in the same order."
     return ""
 
@@ -53,23 +56,23 @@ def silent(rank: RankStatus, now: float) -> float:
     return now - rank.alive if now - rank.alive >= SILENCE else 0.0
 
 
-def _waiting(run: Run, waiting: Sequence[RankStatus], now: float) -> str:
+def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> str:
     groups: dict[tuple[str, str], list[RankStatus]] = {}
     for rank in waiting:
-        groups.setdefault((rank.position.call, _line(run, rank)), []).append(rank)
-    told = []
+        groups.setdefault((rank.position.call, _line(snapshot.run, rank)), []).append(rank)
+    sentences = []
     for (call, line), ranks in groups.items():
         have = "has" if len(ranks) == 1 else "have"
-        seconds = max(now - rank.called for rank in ranks)
+        seconds = max(snapshot.now - rank.called for rank in ranks)
         where = f"{call} ({line})" if line else call
-        told.append(f"{name_ranks(rank.rank for rank in ranks)} {have} waited {seconds:.0f} s in {where}.")
-    return " ".join(told)
+        sentences.append(f"{name_ranks(rank.rank for rank in ranks)} {have} waited {seconds:.0f} s in {where}.")
+    return " ".join(sentences)
 
 
-def _elsewhere(run: Run, others: Sequence[RankStatus], now: float, source: Source) -> list[str]:
+def _elsewhere(snapshot: Snapshot, others: Sequence[RankStatus]) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in others:
-        groups.setdefault(_doing(run, rank, now, source), []).append(rank.rank)
+        groups.setdefault(_doing(snapshot, rank), []).append(rank.rank)
     plural = {"is": "are", "has": "have"}
     return [
         f"{name_ranks(ranks)} {verb if len(ranks) == 1 else plural[verb]} {rest}."
@@ -77,15 +80,15 @@ def _elsewhere(run: Run, others: Sequence[RankStatus], now: float, source: Sourc
     ]
 
 
-def _doing(run: Run, rank: RankStatus, now: float, source: Source) -> tuple[str, str]:
+def _doing(snapshot: Snapshot, rank: RankStatus) -> tuple[str, str]:
     if rank.state == "done":
         return "has", "returned"
     if rank.state == "starting":
         return "is", "starting"
-    spot = rank.spot(run.cell)
-    text = run.text(spot, source) if spot is not None else ""
-    where = f"{_line(run, rank)}: {text}" if text else _line(run, rank)
-    if quiet := silent(rank, now):
+    spot, line = rank.spot(snapshot.run.cell), _line(snapshot.run, rank)
+    text = snapshot.text(spot) if spot is not None else ""
+    where = f"{line}: {text}" if text else line
+    if quiet := silent(rank, snapshot.now):
         return "has", f"given no sign of life for {quiet:.0f} s" + (f", last seen at {where}" if where else "")
     return "is", f"at {where}" if where else "not in the cell's code"
 

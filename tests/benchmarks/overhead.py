@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbspawn._engine import local
+from nbspawn._engine import log_follower, measuring
 from nbspawn._rank import main, sampler
 from nbspawn._session import supervisor, views
 
@@ -62,7 +62,8 @@ def hasten(often: int) -> None:
     """In the kernel: whatever is done so many times a second, there and in the ranks, is done more often."""
     for module, names in (
         (sampler, ("_INTERVAL", "_SPACING", "_LATEST", "_MEASURE")),
-        (local, ("_TICK", "_TICK_LATER", "_MEASURE")),
+        (log_follower, ("_INTERVAL", "_LONG_INTERVAL")),
+        (measuring, ("_INTERVAL",)),
         (supervisor, ("_TICK",)),
     ):
         vars(module).update({name: vars(module)[name] / often for name in names})

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ.setdefault("NBSPAWN_PRELOAD_MB", "0")
 
@@ -226,7 +226,7 @@ class Campaign:
 
     def _sweep(self) -> None:
         """As the next kernel does; then nothing of ours is left."""
-        text = "from nbspawn._engine.directories import sweep; sweep()"
+        text = "from nbspawn._engine.directories import remove_stale; remove_stale()"
         subprocess.run([sys.executable, "-c", text], env={**os.environ, "TMPDIR": str(self.place.path)}, check=True)
         left = [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
         if left:
@@ -384,7 +384,7 @@ class Campaign:
         after = "done-" + step.token
         if step.mode == "kept":
             states = kernel.execute("%ranks", timeout=_HANGS).text()
-            if "ended" in states or "no ranks live" in states:
+            if "ended" in states or "no ranks are alive" in states:
                 self._kept = ""
                 self._well("%ranks stop")
             else:

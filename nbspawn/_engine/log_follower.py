@@ -1,0 +1,63 @@
+"""Follows the logs of all ranks of a run: when they are to be read, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from nbspawn._engine.logs import LogTail
+from nbspawn._protocol.messages import Printed
+
+_INTERVAL = 0.05  # seconds: how late a printed line, or an exit that no sentinel reports, may be noticed
+_LONG_INTERVAL = 0.5  # the same, when a command has run for five seconds: ranks in lock-step feel each poll
+
+
+class LogFollower:
+    """The tails of the logs that are open as ``fds``, by rank. All moments are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._tails = [LogTail(fd, rank) for rank, fd in enumerate(fds)]
+        self._polled_at = 0.0
+        self._read_early = False
+
+    def next_poll(self, began_at: float) -> float:
+        """When the logs are to be polled next, for a command that ``began_at`` then."""
+        return self._polled_at + self._interval(began_at)
+
+    def poll_is_due(self, now: float, began_at: float) -> bool:
+        """Are the logs to be polled now? Waking up is most of a poll's cost: one that is soon due is made at once."""
+        return now >= self._polled_at + max(_INTERVAL, self._interval(began_at) / 2)
+
+    def _interval(self, began_at: float) -> float:
+        """Seconds between two polls. What a rank printed before a message is read with that; its peers may have
+        printed the same, which is shown once if it is read soon."""
+        if self._read_early:
+            return _INTERVAL
+        return min(_LONG_INTERVAL, max(_INTERVAL, (self._polled_at - began_at) / 10))
+
+    def poll_begins(self, now: float) -> None:
+        """The next poll is due an interval from ``now``."""
+        self._polled_at = now
+        self._read_early = False
+
+    def ends(self, ranks: Collection[int]) -> dict[int, int]:
+        """How many bytes the logs of these ranks hold."""
+        return {rank: self._tails[rank].end() for rank in ranks}
+
+    def read(self, ends: Mapping[int, int]) -> list[Printed]:
+        """What was printed since the last read, but nothing beyond these offsets, by rank."""
+        return [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
+
+    def read_to(self, rank: int, offset: int) -> list[Printed]:
+        """Everything that the rank printed before a message which it sent at this offset."""
+        printed = self._tails[rank].read_to(offset)
+        self._read_early = self._read_early or bool(printed)
+        return printed
+
+    def read_rest(self, rank: int) -> list[Printed]:
+        """Everything that is left in the log of a rank that has ended."""
+        return self._tails[rank].read_to(None)
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails:
+            tail.close()

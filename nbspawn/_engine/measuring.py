@@ -1,0 +1,39 @@
+"""Reads the gauges of a run's ranks (_protocol/gauges.py), once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nbspawn._protocol import gauges
+from nbspawn._protocol.messages import Measured
+
+_INTERVAL = 1.0  # seconds between two readings
+
+
+class GaugeReader:
+    """Of the file that is open as ``fd``, with the gauges of ``nprocs`` ranks."""
+
+    def __init__(self, fd: int, nprocs: int) -> None:
+        self._fd = fd
+        self._nprocs = nprocs
+        self._read_at = 0.0
+        self._last: dict[int, float] = {}
+
+    def is_due(self, now: float) -> bool:
+        """Are they to be read at ``now`` (CLOCK_MONOTONIC seconds)?"""
+        return now - self._read_at >= _INTERVAL
+
+    def changes(self, ranks: Iterable[int], now: float) -> list[Measured]:
+        """The gauges of those of these ranks that have moved them since the last reading."""
+        self._read_at = now
+        moved = []
+        for rank in ranks:
+            reading = gauges.read(self._fd, rank)
+            if reading.time != self._last.get(rank, 0.0):
+                self._last[rank] = reading.time
+                moved.append(Measured(rank, *reading))
+        return moved
+
+    def usage(self) -> list[gauges.Reading]:
+        """What each rank uses, as it last reported."""
+        return [gauges.read(self._fd, rank) for rank in range(self._nprocs)]

@@ -1,0 +1,121 @@
+"""cloudpickle, as far as nbspawn changes it or uses names that it does not document (docs/private_names.md).
+
+Each function imports it only when it is called: a kernel that has packed nothing yet does without.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Reducer = Callable[[Any], Any]
+"""Gives what ``__reduce__`` gives, or NotImplemented to leave the object to its own ``__reduce__``."""
+
+
+class Sink(Protocol):
+    """Takes the stream, piece by piece."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+def make_pickler(
+    sink: Sink, keep_in_band: Callable[[pickle.PickleBuffer], bool], choose: Callable[[type], Reducer | None]
+) -> Any:
+    """A pickler that asks ``choose`` once for each type how its objects are reduced; of None, their own ``__reduce__``
+    decides. ``keep_in_band`` is pickle's ``buffer_callback``."""
+    return _pickler_class()(sink, keep_in_band, choose)
+
+
+@functools.cache
+def _pickler_class() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(
+            self,
+            sink: Sink,
+            keep_in_band: Callable[[pickle.PickleBuffer], bool],
+            choose: Callable[[type], Reducer | None],
+        ) -> None:
+            super().__init__(sink, protocol=5, buffer_callback=keep_in_band)
+            self._choose = choose
+            self._reducers: dict[type, Reducer | None] = {}
+
+        def dump(self, obj: object) -> None:
+            try:
+                super().dump(obj)
+            finally:
+                self._reducers.clear()  # they may lead back to this pickler, whose memo has all that was pickled
+
+        def reducer_override(self, obj: Any) -> Any:
+            # Called for every object but the plainest: one look-up must do for types with nothing special about them.
+            kind = type(obj)
+            try:
+                reducer = self._reducers[kind]
+            except KeyError:
+                reducer = self._reducers[kind] = self._choose(kind)
+            return NotImplemented if reducer is None else reducer(obj)
+
+        def reduce_by_default(self, obj: Any) -> Any:
+            """As cloudpickle does: functions and classes by value where they cannot be imported."""
+            return super().reducer_override(obj)
+
+        def replace_globals(self, namespace: dict[str, Any], stand_in: object) -> None:
+            """Have functions whose globals are ``namespace`` refer to ``stand_in``, not to a copy of what they use."""
+            self.globals_ref[id(namespace)] = stand_in
+
+    return Pickler
+
+
+def is_pickled_by_name(cls: type) -> bool:
+    """Can another process import this class?"""
+    from cloudpickle import cloudpickle
+
+    return bool(cloudpickle._should_pickle_by_reference(cls))
+
+
+def make_class_id(cls: type) -> str:
+    """The id by which a process knows a class that was pickled by value; made if the class has none."""
+    from cloudpickle import cloudpickle
+
+    found: str = cloudpickle._get_or_create_tracker_id(cls)
+    return found
+
+
+def class_id(cls: type) -> str | None:
+    """The same, but None if the class has none."""
+    from cloudpickle import cloudpickle
+
+    found: str | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)
+    return found
+
+
+def set_class_id(cls: type, make: Callable[[], str]) -> None:
+    """Give the class the id that ``make`` returns. Meanwhile it has an empty one, as part of what ``make`` pickles."""
+    from cloudpickle import cloudpickle
+
+    ids = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    ids[cls] = ""
+    try:
+        ids[cls] = make()
+    except BaseException:
+        del ids[cls]
+        raise
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[ids[cls]] = cls
+
+
+def class_with_id(wanted: str) -> type | None:
+    """This process's class of that id, if it has one."""
+    from cloudpickle import cloudpickle
+
+    found: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(wanted)
+    return found
+
+
+def classes_by_id() -> dict[str, type]:
+    """All classes of this process that have an id."""
+    from cloudpickle import cloudpickle
+
+    return dict(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.items())

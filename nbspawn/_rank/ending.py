@@ -1,0 +1,160 @@
+"""A rank's end: what a program does at its end, without the teardown of an interpreter.
+
+Teardown frees everything. That takes gloo 20 to 40 ms, waits for ever where a destructor of torch's waits for Python's
+lock, and aborts now and then when a thread of torch's frees a tensor then ("terminate called without an active
+exception", 4 of 60 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So a rank does what
+its program may count on, and leaves the rest to the system: its threads are joined, its ``atexit`` handlers run, and
+files that it has left open are written.
+
+What the process that the rank was copied from has registered, opened or begun is not the rank's to end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import inspect
+import io
+import logging
+import os
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from multiprocessing import util
+from typing import Any, NoReturn
+
+from nbspawn._rank import stdio
+
+_WRITING = (
+    1.0  # seconds that a rank which has failed waits for its files to be written: a disk that hangs hides no error
+)
+
+
+def begin() -> None:
+    """Early in a rank that is a copy of another process: forget what that one has registered for its own end, and
+    register what every process has."""
+    atexit._clear()
+    for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        inherited.atexit = False
+    weakref.finalize._registered_with_atexit = True  # type: ignore[attr-defined]
+    logging._handlerList.clear()  # type: ignore[attr-defined]
+    for own in (logging.shutdown, util._exit_function, weakref.finalize._exitfunc):  # type: ignore[attr-defined]
+        atexit.register(own)  # the last one is called first
+
+
+def run() -> None:
+    """Do what a program does at its end. Raises KeyboardInterrupt if one comes while it waits for a thread; a handler
+    that is interrupted, or fails, says so on stderr, and the next one runs."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    _forget_shell()
+    atexit._run_exitfuncs()
+    write_files()
+
+
+def leave(code: int) -> NoReturn:
+    """Be gone, with all that was printed in the log."""
+    stdio.flush()
+    os._exit(code)
+
+
+def write_soon() -> None:
+    """Write the files that are open, within a moment."""
+    writer = threading.Thread(target=write_files, name="nbspawn-files", daemon=True)
+    writer.start()
+    writer.join(_WRITING)
+
+
+def _forget_shell() -> None:
+    """Of what IPython registers when its shell is made: it would empty the namespace, and so run every destructor."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        atexit.unregister(shell.atexit_operations)
+
+
+# ---------------------------------------------------------------- open files
+
+
+def write_files() -> None:
+    """Write out every file that this process has left open, as an interpreter does when it gives them up."""
+    for one in _unwritten():
+        try:
+            _write(one)
+        except OSError as error:
+            print(f"{_name(one)} could not be written: {error}", file=sys.stderr, flush=True)
+        except Exception:
+            continue  # a class of the user's or a library's, which an interpreter would leave as it is, too
+
+
+def open_files(namespace: Mapping[str, object]) -> list[Any]:
+    """Those that a namespace has variables for. Under fork the kernel writes its own out first, and a rank that writes
+    to one of them has but its own text in it then."""
+    found = []
+    for value in list(namespace.values()):
+        with suppress(Exception):  # a proxy may raise whatever it is asked
+            if issubclass(type(value), io.IOBase) and _is_unwritten(value):
+                found.append(value)
+    return found
+
+
+def _unwritten() -> list[Any]:
+    """What this process has opened, the outermost first: a text file writes to a buffer, and that to the file. (What it
+    has inherited is frozen, and no longer among the objects that can be collected.)"""
+    made = gc.get_objects()
+    kinds = {kind for kind in set(map(type, made)) if _writes_itself(kind)}
+    found = [one for one in made if type(one) in kinds] if kinds else []
+    found += open_files(vars(sys.modules["__main__"]))
+    own = {id(part) for stream in _streams() for part in (stream, getattr(stream, "buffer", None))}
+    found = [one for one in {id(one): one for one in found}.values() if id(one) not in own and _is_unwritten(one)]
+    return sorted(reversed(found), key=_layer)
+
+
+def _streams() -> Iterable[Any]:
+    """Which stdio.flush() writes."""
+    return [getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")]
+
+
+def _writes_itself(kind: type) -> bool:
+    """Files; and what closes itself when it is given up (a ZipFile, a NamedTemporaryFile, which deletes itself)."""
+    if issubclass(kind, io.IOBase):
+        return not issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO))
+    with suppress(Exception):  # a metaclass may raise whatever it is asked
+        close = getattr(kind, "close", None)
+        by_itself = isinstance(getattr(kind, "__del__", None), types.FunctionType)
+        return by_itself and inspect.isroutine(close) and not inspect.iscoroutinefunction(close)
+    return False
+
+
+def _is_unwritten(one: Any) -> bool:
+    if not issubclass(type(one), io.IOBase):
+        return True
+    with suppress(Exception):  # a closed or detached one
+        return not one.closed and one.writable()
+    return False
+
+
+def _layer(one: Any) -> int:
+    kind = type(one)
+    if not issubclass(kind, io.IOBase):
+        return 0
+    if issubclass(kind, io.TextIOBase):
+        return 1
+    return 2 if kind.__module__ != "_io" else 3
+
+
+def _write(one: Any) -> None:
+    """Python's own files are flushed and not closed: a thread that still runs may write to them. What is made in Python
+    (a GzipFile) has more to write at its end."""
+    if type(one).__module__ == "_io":
+        one.flush()
+    else:
+        one.close()
+
+
+def _name(one: Any) -> str:
+    with suppress(Exception):
+        return str(one.name)
+    return f"a {type(one).__qualname__}"

@@ -1,0 +1,93 @@
+"""The wording that the table of a run and the errors share: ranks, exit codes, signals, echoes of an end. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+ECHO = "lost the connection to a rank that had ended"
+
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistNetworkError",
+    "Broken pipe",
+    "remote process exited or there was a network error",  # NCCL
+    "Timed out waiting",
+)
+
+_LIKELY = {
+    "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
+    "SIGSEGV": " (a crash in native code)",
+    "SIGBUS": " (often a full /dev/shm)",
+}
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """'Rank 3', 'Ranks 0 and 3', 'Ranks 0-6 and 9', '32 ranks (0, 2, 4, 6, …)'."""
+    ranks = list(ranks)
+    parts = ranges(ranks).split(",")
+    if len(parts) > 6:
+        return f"{len(ranks)} ranks ({', '.join(parts[:4])}, …)"
+    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Rank numbers, short: ``ranges([3, 0, 2])`` is ``"0,2-3"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def is_echo(*texts: str) -> bool:
+    """Is this error only the echo of a peer's end? Collectives raise such errors when their other side has gone."""
+    return any(sign in text for text in texts for sign in _ECHOES)
+
+
+def with_line(text: str, line: int | None) -> str:
+    """'KeyError: 'hieght' (line 8)'; without a line, the text alone."""
+    return text if line is None else f"{text} (line {line})"
+
+
+def exit_code(code: int | None) -> str:
+    """'exit code 7', 'SIGSEGV', or, since not every real-time signal has a name, 'signal 50'."""
+    if code is None:
+        return "ended, exit code unknown"
+    if code >= 0:
+        return f"exit code {code}"
+    return _known_signal(code) or f"signal {-code}"
+
+
+def stopped(code: int | None, how: str, why: str) -> str:
+    """How a rank ended that was asked to by the signal ``how``: 'SIGTERM by nbspawn (stop)'."""
+    if code in (-signal.SIGTERM, -signal.SIGKILL):
+        return f"{exit_code(code)} by nbspawn ({why})"
+    return f"{'ended' if code is None else exit_code(code)} after {how} by nbspawn ({why})"
+
+
+def signal_name(exitcode: int) -> str:
+    """'SIGSEGV' for -11; for a signal without a name, torch's '<Unknown signal 50>'."""
+    return _known_signal(exitcode) or f"<Unknown signal {-exitcode}>"
+
+
+def process_end(rank: int, exitcode: int, text: str = "") -> str:
+    """torch's wording for a process that ended without raising, and what is likely behind it; ``text`` is what the
+    rank gave to ``sys.exit``."""
+    if exitcode < 0:
+        name = signal_name(exitcode)
+        return f"process {rank} terminated with signal {name}{_LIKELY.get(name, '')}"
+    if exitcode == 0:
+        return f"process {rank} terminated with exit code 0 before it had finished (os._exit, or its main thread died)"
+    return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")
+
+
+def _known_signal(exitcode: int) -> str:
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return ""

@@ -1,0 +1,187 @@
+"""The stacks of all ranks: complete, fresh, grouped, and nothing is left of the look."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import rank_functions as ranks
+from leftovers import until
+
+import nbspawn
+from nbspawn._engine import native
+from nbspawn._engine.stacks import frames
+from nbspawn._protocol.frames import Frame, Position, Stack
+from nbspawn._protocol.messages import Event, Sampled, Started
+from nbspawn._render import stacks
+from nbspawn._state.run import Run, reduce
+from nbspawn._state.snapshot import Snapshot
+
+HERE = ranks.__file__
+
+
+@pytest.fixture
+def started(nothing_left: None, tmp_path: Path) -> Any:
+    """Starts ranks, waits until they are where they stay, and ends them."""
+    contexts = []
+
+    def start(fn: Any, nprocs: int, method: str) -> Any:
+        context = nbspawn.spawn(fn, (str(tmp_path),), nprocs=nprocs, start_method=method, join=False)
+        contexts.append(context)
+        events: list[Event] = []
+
+        def all_there() -> bool:
+            events.extend(event for event in context.poll(0.05) if isinstance(event, Started))
+            return len(events) == nprocs == len(list(tmp_path.glob("running-*")))
+
+        assert until(all_there, 30)
+        return context
+
+    yield start
+    for context in contexts:
+        context.close()
+        for process in context.processes:
+            process.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_ranks_in_python_in_native_code_and_with_threads(started: Any, method: str) -> None:
+    context = started(ranks.stand_in_different_places, 3, method)
+    found = context.look(deep=True)
+    assert [frame.name for frame in found[0].frames if frame.line] == ["stand_in_different_places", "pause"]
+    assert [frame.name for frame in found[1].frames if frame.line] == ["stand_in_different_places"]
+    assert found[0].frames[0].file == HERE == found[1].frames[0].file
+    assert found[1].frames[0].line < found[0].frames[0].line, "it holds the GIL two lines above"
+    assert [name for name, _ in found[0].threads] == ["feeder"] and found[1].threads == ()
+    assert found[0].threads[0][1][-1].name == "wait"
+
+
+def test_each_look_is_fresh(started: Any, tmp_path: Path) -> None:
+    context = started(ranks.stand_here_then_there, 2, "fork")
+    assert _functions(context.look(deep=False)) == {"stand_here"}
+    (tmp_path / "go").touch()
+    assert until(lambda: len(list(tmp_path.glob("there-*"))) == 2)
+    assert _functions(context.look(deep=False)) == {"stand_there"}
+
+
+def _functions(found: dict[int, Stack]) -> set[str]:
+    return {stack.frames[1].name for stack in found.values()}
+
+
+def test_a_rank_that_does_not_answer(started: Any) -> None:
+    context = started(ranks.mark_and_sleep, 2, "fork")
+    os.kill(context.pids()[1], signal.SIGSTOP)
+    assert until(lambda: psutil.Process(context.pids()[1]).status() == psutil.STATUS_STOPPED)
+    found = context.look(deep=True)
+    assert found[0].frames and not found[1].frames
+    run = Run.new(2, "fork", "", "/logs", 0.0)
+    assert "Rank 1: not in the cell's code, or stopped by the system" not in stacks.text({0: found[0]}, at(run))
+    told = stacks.text(found, at(run))
+    assert told[-1] == "Rank 1: starting", "the state is what the run knows of it"
+
+
+def test_one_without_an_answer_was_seen_somewhere() -> None:
+    """On a full disk no rank can write its stack."""
+    here = Position((Frame("cell", 3, "<module>"),))
+    run = Run.new(1, "fork", "", "/logs", 0.0, cell="cell", source=("a", "b", "c()"))
+    for event in (Started(0, 1, 0.1), Sampled(0, 0.2, here, 0.2, ())):
+        run = reduce(run, event, 0.2)
+    assert stacks.text({0: Stack()}, at(run)) == [
+        "Rank 0, without an answer, seen last:",
+        "  cell, line 3",
+        "      c()",
+    ]
+
+
+def test_many_ranks_answer(started: Any) -> None:
+    found = started(ranks.mark_and_sleep, 24, "forkserver").look(deep=True)
+    assert len(found) == 24 and len({stack.frames for stack in found.values()}) == 1
+    assert next(iter(found.values())).frames[-1 - _native(found[0])].name == "mark_and_sleep"
+
+
+def _native(stack: Stack) -> int:
+    return sum(not frame.line for frame in stack.frames)
+
+
+def test_py_spy_that_may_not_look_or_gives_nonsense_is_no_error(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = started(ranks.mark_and_sleep, 2, "fork")
+    for script in ("echo Permission Denied >&2; exit 1", "echo '[]'"):
+        program = tmp_path / "py-spy"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(native, "_py_spy", lambda program=program: str(program))
+        found = context.look(deep=True)
+        assert found[0].frames[-1].name == "mark_and_sleep" and not _native(found[0])
+
+
+DUMP = """Stack (most recent call first):
+  File "/site-packages/torch/a.py", line 3 in wait
+  File "/tmp/ipykernel_1/2.py", line 12 in <module>
+  File "/x/IPython/core/interactiveshell.py", line 3823 in run_code
+  File "/tmp/ipykernel_1/2.py", line 1 in <module>
+Current thread 0x00007f (most recent call first):
+  File "/y.py", line 1 in later
+"""
+
+
+def test_the_persons_part_of_the_first_dump() -> None:
+    assert frames(DUMP) == (
+        Frame("/tmp/ipykernel_1/2.py", 12, "<module>"),
+        Frame("/site-packages/torch/a.py", 3, "wait"),
+    )
+    assert frames("") == frames("Fatal Python error: Aborted\n") == ()
+
+
+def _text(frame: Frame) -> str:
+    return f"text of {frame.line}"
+
+
+def at(run: Run) -> Snapshot:
+    return Snapshot(run, 1.0, _text)
+
+
+CELL = "/tmp/ipykernel_1/2.py"
+RUN = Run.new(8, "fork", "", "/logs", 0.0, CELL, ("%%spawn 8", "import x", "x.go(1 < 2)"), {CELL: "Cell In[4]"})
+AT_3 = Frame(CELL, 3, "<module>")
+IN_TORCH = Frame("/v/lib/python3.11/site-packages/torch/x.py", 7, "go")
+
+
+def test_ranks_with_the_same_stack_are_one_group_and_library_paths_are_short() -> None:
+    found = {0: Stack((AT_3, IN_TORCH)), 3: Stack((AT_3, IN_TORCH)), 1: Stack((AT_3, Frame("libc.so.6", 0, "read")))}
+    assert stacks.text(found, at(RUN)) == [
+        "Ranks 0 and 3:",
+        "  Cell In[4], line 3",
+        "      x.go(1 < 2)",
+        "  torch/x.py, line 7, in go",
+        "      text of 7",
+        "Rank 1:",
+        "  Cell In[4], line 3",
+        "      x.go(1 < 2)",
+        "  native: read (libc.so.6)",
+    ]
+    page = stacks.html("Where <now>", found, at(RUN), open_=False)
+    assert "x.go(1 &lt; 2)" in page and "Where &lt;now&gt;" in page and "<details>" in page and " open" not in page
+
+
+def test_other_threads_are_folded() -> None:
+    thread = ("loader", (Frame("/a/lib/python3.11/queue.py", 5, "get"), IN_TORCH))
+    found = {rank: Stack((AT_3,), (thread,)) for rank in range(2)}
+    assert stacks.text(found, at(RUN))[-1] == "  thread loader: torch/x.py, line 7, in go"
+    page = stacks.html("Where", found, at(RUN), open_=True)
+    assert page.count("1 other thread<") == 1 and "queue.py, line 5, in get" in page
+
+
+def test_deep_stacks_and_many_groups_are_cut() -> None:
+    deep = tuple(Frame(CELL, line, "f") for line in range(1, 100))
+    told = stacks.text({0: Stack(deep)}, at(RUN))
+    assert "  ... 75 more calls" in told and told[1] == "  Cell In[4], line 1, in f"
+    assert "  Cell In[4], line 99, in f" in told and len(told) < 60
+    many = {rank: Stack((Frame(CELL, rank + 1, "f"),)) for rank in range(30)}
+    told = stacks.text(many, at(Run.new(30, "fork", "", "/logs", 0.0, CELL, (), {})))
+    assert told[-1] == "and 18 more stacks, of other ranks"

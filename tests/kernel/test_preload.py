@@ -1,0 +1,372 @@
+"""What the fork server imports for its ranks: learned from them, tried first, remembered for the next kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernels import Kernel, ok, wait_until
+from leftovers import State, assert_nothing_beyond, gone, until
+
+import nbspawn
+from nbspawn._engine import forkserver, learned
+from nbspawn._rank import imports
+
+# ---------------------------------------------------------------- the trial
+
+MODULES = {
+    "harmless": "import json, os\nos.environ['SET_BY_IMPORT'] = '1'",
+    "starts_thread": "from threading import *\nThread(target=Event().wait, name='mine', daemon=True).start()",
+    "opens_file": "import os\nkept = open(os.devnull)",
+    "opens_socket": "import socket\nkept = socket.socket()",
+    "starts_process": "import subprocess\nkept = subprocess.Popen(['sleep', '60'])",
+    "changes_environment": "import os\nos.environ['HOME'] = '/elsewhere'",
+    "sets_rank": "import os\nos.environ['MASTER_PORT'] = '29500'",
+    "handles_signal": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "changes_directory": "import os\nos.chdir('/')",
+    "settles_start_method": "import multiprocessing\nmultiprocessing.set_start_method('spawn')",
+    "imports_users_code": "import users_own",
+    "exits": "raise SystemExit('no')",
+    "fails": "import this_is_not_there",
+    "crashes": "import os\nos.abort()",
+    "after_all": "harmless = True",
+}
+
+TRIAL = """
+import json, os, sys, sysconfig
+folder, users, modules = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+sys.path += [folder, users]
+usual = sysconfig.get_path
+sysconfig.get_path = lambda name: folder if name == "platlib" else usual(name)
+import numpy  # whose OpenBLAS has threads, which it ends before a fork
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+from nbspawn._rank import trial
+found = {}
+while modules:
+    first = trial.first_refused(modules)
+    if first is None:
+        break
+    found[first[0]] = first[1]
+    modules = modules[modules.index(first[0]) + 1 :]
+print(json.dumps([found, sorted(set(sys.modules) & set(sys.argv[3].split(",")))]))
+"""
+
+
+def test_what_a_rank_must_not_inherit_is_found_in_a_throw_away_child(tmp_path: Path) -> None:
+    """Each on its own, with the reason; what comes after it is tried all the same, and nothing is imported here."""
+    installed, users = tmp_path / "site", tmp_path / "users"
+    for folder in (installed, users):
+        folder.mkdir()
+    for name, source in MODULES.items():
+        (installed / f"{name}.py").write_text(source)
+    (users / "users_own.py").write_text("")
+    command = [sys.executable, "-c", TRIAL, installed, users, ",".join(MODULES)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    found, imported = json.loads(ran.stdout)
+    assert imported == []
+    assert found == {
+        "starts_thread": "it starts a thread (mine)",
+        "opens_file": "it leaves a file or socket open (/dev/null)",
+        "opens_socket": found["opens_socket"],
+        "starts_process": "it starts a process",
+        "changes_environment": "it changes the environment variable HOME",
+        "sets_rank": "it sets the environment variable MASTER_PORT",
+        "handles_signal": "it changes a signal handler",
+        "changes_directory": "it changes the working directory",
+        "settles_start_method": "it sets multiprocessing's start method",
+        "imports_users_code": f"it imports users_own, which is not an installed module, but in {users}",
+        "exits": "its import fails here: SystemExit: no",
+        "fails": "its import fails here: ModuleNotFoundError: No module named 'this_is_not_there'",
+        "crashes": "its import ends the process",
+    }
+    assert found["opens_socket"].startswith("it leaves a file or socket open (socket:")
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file, in a cache directory of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return learned.path()
+
+
+def recalled() -> learned.Learned:
+    found = learned.Learned()
+    found.load()
+    return found
+
+
+def test_what_one_kernel_has_tried_the_next_one_knows(cache: Path) -> None:
+    assert recalled().tried == {}
+    first = learned.Learned()
+    first.tried = {"torch._dynamo": None, "rich.progress": None}
+    first.refused = {"starts.thread": "it starts a thread (x)"}
+    first.save()
+    found = recalled()
+    assert list(found.tried) == ["torch._dynamo", "rich.progress"]
+    assert found.refused == first.refused
+    assert found.wanted[: len(learned.TRAINING)] == learned.TRAINING
+    assert found.wanted[-1] == "rich.progress"
+    assert cache.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(cache.parent) == [cache.name]
+
+
+def test_what_was_tried_with_other_packages_is_not_believed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = learned.Learned()
+    first.tried = {"rich.progress": None}
+    first.save()
+    monkeypatch.setattr(learned, "environment", lambda: "after an upgrade")
+    assert recalled().tried == {}
+
+
+def _valid() -> dict[str, object]:
+    return {"environment": learned.environment(), "modules": ["rich.progress"], "refused": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04\x95 no JSON",
+        b"[" * 100_000,
+        b"[1, 2]",
+        json.dumps({**_valid(), "modules": {"rich": 1}}).encode(),
+        json.dumps({**_valid(), "modules": ["os; import x", "../rich", 7, None, "rich."]}).encode(),
+        json.dumps({**_valid(), "modules": ["rich.progress"] * 200_000}).encode(),
+    ],
+    ids=["empty", "binary", "deep", "list", "object", "names", "large"],
+)
+def test_a_damaged_file_is_as_none(cache: Path, content: bytes) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_bytes(content)
+    assert recalled().tried == {}
+    assert recalled().wanted == learned.TRAINING
+    recalled().save()  # and is written anew
+    assert json.loads(cache.read_text())["environment"] == learned.environment()
+
+
+def test_a_file_that_others_could_have_written_is_as_none(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text(json.dumps(_valid()))
+    assert list(recalled().tried) == ["rich.progress"]
+    cache.chmod(0o666)
+    assert recalled().tried == {}
+    cache.chmod(0o600)
+    elsewhere = cache.rename(cache.with_name("elsewhere"))
+    cache.symlink_to(elsewhere)
+    assert recalled().tried == {}
+    cache.unlink()
+    os.mkfifo(cache)
+    assert recalled().tried == {}  # and nobody waits for a writer
+
+
+def test_a_cache_directory_that_cannot_be_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    recalled().save()
+
+
+def test_what_runs_in_threads_is_never_wanted() -> None:
+    found = learned.Learned()
+    found.learn(["jax", "jax.numpy", "rich.progress"])
+    assert list(found.modules) == ["rich.progress"]
+    assert "jax" in found.refused
+
+
+# ---------------------------------------------------------------- the server
+
+
+def modules_of_rank(rank: int) -> list[str]:
+    return sorted({"torch._dynamo", "rich.progress"} & set(sys.modules))
+
+
+def import_rich(rank: int) -> None:
+    import rich.progress  # noqa: F401
+
+
+def of_environment(rank: int) -> object:
+    import torch._logging._internal as logs
+
+    return logs.log_state.log_qname_to_level.get("torch._dynamo")
+
+
+@pytest.fixture
+def server(cache: Path, monkeypatch: pytest.MonkeyPatch, workplace: str) -> Iterator[forkserver.PrivateServer]:
+    """The process's own, which preloads; it is ended with all that belongs to it. Afterwards it has torch alone, as
+    before."""
+    monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "1024")
+    monkeypatch.setattr(forkserver.server, "learned", learned.Learned())
+    forkserver.server.stop()
+    before = State.now()
+    yield forkserver.server
+    monkeypatch.undo()
+    forkserver.server.stop()
+    assert_nothing_beyond(before)
+    forkserver.server.get()
+
+
+def brought_up(server: forkserver.PrivateServer) -> None:
+    server.warm_up()
+    assert until(lambda: not server._warming.is_alive(), 120)
+
+
+def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServer, cache: Path) -> None:
+    assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [[], []]
+    nbspawn.spawn(import_rich, nprocs=2)
+    assert "rich.progress" in server.learned.modules
+    brought_up(server)
+    assert not server.out_of_date(os.environ)
+    assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [["rich.progress", "torch._dynamo"]] * 2
+    assert server.report.refused == {}
+    assert {"rich.progress", "torch._dynamo"} <= set(json.loads(cache.read_text())["modules"])
+
+
+def test_memory_is_bounded(server: forkserver.PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "1")
+    brought_up(server)
+    assert set(learned.TRAINING) - set(server.report.skipped) <= server.report.modules | set(learned.TRAINING)
+    assert "torch._dynamo" in server.report.skipped
+    assert list(nbspawn.spawn(modules_of_rank, nprocs=1)) == [[]]
+
+
+def test_imports_that_saw_another_environment_are_made_again(
+    server: forkserver.PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads TORCH_LOGS when it is imported, as a new process would do."""
+    assert list(nbspawn.spawn(of_environment, nprocs=1)) == [None]
+    first = server.get()
+    assert list(nbspawn.spawn(of_environment, nprocs=1, env={"TORCH_LOGS": "+dynamo"})) == [10]
+    monkeypatch.setenv("TORCH_LOGS", "+dynamo")
+    second = server.get()
+    assert second is not first
+    assert list(nbspawn.spawn(of_environment, nprocs=1)) == [10]
+    assert server.get() is second, "the notebook has now what that run had"
+    monkeypatch.setenv("NOBODY_LOOKS_AT_THIS", "1")
+    nbspawn.spawn(of_environment, nprocs=1, env={"NEITHER_AT_THIS": "1"})
+    assert server.get() is second
+    monkeypatch.delenv("TORCH_LOGS")
+    assert list(nbspawn.spawn(of_environment, nprocs=1)) == [None]
+
+
+def test_a_server_that_is_still_importing_is_ended(server: forkserver.PrivateServer) -> None:
+    server.get()
+    server.warm_up()
+    assert until(lambda: server._starting, 60)
+    importing = server._starting
+    server.stop()
+    assert gone([importing])
+
+
+# ---------------------------------------------------------------- what a rank says, and forgets
+
+
+def test_only_installed_modules_are_told() -> None:
+    news = imports.NewImports()
+    assert news.take() == ()
+    found = imports.installed(["torch", "json", "kernels", "no.such.module"])
+    assert found == ["torch"]
+
+
+SHADOWED = """
+import sys
+sys.path.remove("")
+from nbspawn._rank import imports
+import rich.progress, tqdm
+preloaded = imports.Preloaded(name for name in sys.modules if name.startswith(("rich", "tqdm")))
+sys.path.insert(0, "")
+preloaded.forget_shadowed()
+import rich
+print(rich.__file__, "rich.progress" in sys.modules, "tqdm" in sys.modules)
+"""
+
+
+def test_a_module_of_the_users_own_goes_before_an_installed_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("")
+    (tmp_path / "tqdm").mkdir()  # no package: a folder of that name is found last
+    ran = subprocess.run([sys.executable, "-c", SHADOWED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == [str(tmp_path / "rich.py"), "False", "True"], ran.stderr
+
+
+COLLAPSED = """
+from nbspawn._rank import huge_pages
+
+def in_huge_pages():
+    with open("/proc/self/smaps_rollup") as told:
+        return sum(int(line.split()[1]) for line in told if line.startswith("AnonHugePages"))  # kB
+
+memory = [bytes([n]) * 4000 for n in range(256)] * 64
+memory = [bytes(bytearray(part)) for part in memory]  # 64 MB, in pieces
+before = in_huge_pages()
+huge_pages.collapse()
+assert all(part == bytes([n % 256]) * 4000 for n, part in enumerate(memory))
+print(in_huge_pages() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="the system has no huge pages")
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 1), reason="MADV_COLLAPSE is in Linux 6.1"
+)
+def test_memory_in_many_pieces_is_gathered_into_huge_pages() -> None:
+    ran = subprocess.run([sys.executable, "-c", COLLAPSED], capture_output=True, text=True, timeout=60)
+    assert int(ran.stdout) > 32_000, ran.stderr
+
+
+# ---------------------------------------------------------------- in a notebook
+
+STEP = textwrap.dedent(
+    """
+    %%spawn 2
+    import sys
+    before = set(sys.modules)
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    import rich.progress
+    sorted(name for name in set(sys.modules) - before if name.startswith(("torch.", "rich.")))
+    """
+).strip()
+
+BROUGHT_UP = "from nbspawn._engine.forkserver import server as _s\n_s._warming.join()"
+
+
+def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> None:
+    """Of what the first training step needs. Kernel after kernel: the second one's first run has it."""
+    preloading = {"NBSPAWN_PRELOAD_MB": "1024", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for number in range(2):
+        folder = tmp_path / f"kernel-{number}"
+        folder.mkdir()
+        with Kernel(folder, **preloading) as kernel:
+            ok(kernel.execute("%load_ext nbspawn"))
+            if number == 0:
+                ok(kernel.execute(STEP.replace("%%spawn 2", "%%spawn 2 -o found"), timeout=120))
+                assert all("torch._dynamo" in names for names in kernel.value("list(found)"))
+            for _ in range(2):  # what the run has taught comes second
+                ok(kernel.execute(BROUGHT_UP, timeout=120))
+            assert kernel.value("_s.report.skipped or sorted(_s.report.refused)") == []
+            reply = ok(kernel.execute(STEP.replace("%%spawn 2", "%%spawn 2 -o found"), timeout=120))
+            assert "warm" in reply.table["text/plain"]
+            assert kernel.value("list(found)") == [[], []]
+
+
+def test_a_kernel_that_is_killed_leaves_no_server_that_imports(tmp_path: Path) -> None:
+    with Kernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        ok(kernel.execute("from nbspawn._engine.forkserver import server"))
+        found = wait_until(lambda: kernel.value("server.warm and server._starting"), "the second server begins")
+        kernel.kill()
+        assert gone([found], 30.0)

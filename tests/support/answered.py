@@ -1,0 +1,61 @@
+"""Runs a notebook with a person who answers its prompts: each code cell's answers stand in its metadata.
+
+``python tests/support/answered.py notebooks/debugging.ipynb`` runs it, and saves what came out in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from kernels import Kernel, Reply
+from people import Person
+
+
+def run(path: Path) -> list[Reply]:
+    """What the code cells left behind, in their order; raises where a cell failed that was not to fail."""
+    replies = []
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder, Kernel(Path(folder)) as kernel:
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                person = Person(kernel, cell.source)
+                for answer in cell.metadata.get("answers", ()):
+                    prompt = person.prompt()
+                    person.cell.reply.fold("stream", {"name": "stdout", "text": f"{prompt} {answer}\n"})
+                    person.say(answer)
+                reply = person.cell.wait()
+                assert reply.status == "ok" or "raises-exception" in cell.metadata.get("tags", ()), reply
+                replies.append(reply)
+    return replies
+
+
+def save(path: Path, replies: list[Reply]) -> None:
+    """Put the outputs into the notebook."""
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for count, (cell, reply) in enumerate(zip(code, replies, strict=True), 1):
+        cell.execution_count = count
+        cell.outputs = [_output(output, count) for output in reply.outputs]
+    nbformat.write(notebook, path)
+
+
+def _output(output: dict[str, Any], count: int) -> Any:
+    kind = output["type"]
+    if kind in ("stdout", "stderr"):
+        return nbformat.v4.new_output("stream", name=kind, text=output["text"])
+    if kind == "error":
+        fields = {name: output[name] for name in ("ename", "evalue", "traceback")}
+        return nbformat.v4.new_output("error", **fields)
+    data = {"data": output["data"], "metadata": output["metadata"]}
+    if kind == "execute_result":
+        data["execution_count"] = count
+    return nbformat.v4.new_output(kind, **data)
+
+
+if __name__ == "__main__":
+    notebook_path = Path(sys.argv[1])
+    save(notebook_path, run(notebook_path))

@@ -1,0 +1,153 @@
+"""A rank ends as a program does: what it has left open is written, its threads and ``atexit`` handlers run; and what
+the kernel has registered for its own end is left to the kernel."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import pytest
+from kernels import Kernel, ok, wait_until
+
+METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+
+LEAVES_OPEN = """
+import atexit, gzip, logging, logging.handlers, tempfile, threading, time, zipfile
+from pathlib import Path
+def begin(name):
+    def put(kind, text):
+        Path(f"{name}-{kind}").write_text(text)
+    text = open(f"{name}-text", "w"); text.write("text")
+    data = open(f"{name}-data", "wb"); data.write(b"data")
+    packed = gzip.open(f"{name}-packed", "wt"); packed.write("packed")
+    archive = zipfile.ZipFile(f"{name}-archive", "w"); archive.writestr("part", "archive")
+    atexit.register(put, "atexit", "atexit")
+    log = logging.FileHandler(f"{name}-log")
+    memory = logging.handlers.MemoryHandler(100, target=log)
+    logger = logging.getLogger(name); logger.addHandler(memory); logger.propagate = False
+    logger.error("logged")
+    folder = tempfile.TemporaryDirectory(prefix=f"{name}-temporary", dir=".")
+    file = tempfile.NamedTemporaryFile(prefix=f"{name}-temporary", dir=".")
+    threading.Thread(target=lambda: (time.sleep(0.2), put("thread", "thread"))).start()
+    return text, data, packed, archive, memory, folder, file
+"""
+
+
+def check(folder: Path, name: str) -> None:
+    for kind in ("text", "data", "atexit", "thread"):
+        assert (folder / f"{name}-{kind}").read_text() == kind
+    assert (folder / f"{name}-log").read_text() == "logged\n"
+    with gzip.open(folder / f"{name}-packed", "rt") as packed:
+        assert packed.read() == "packed"
+    with zipfile.ZipFile(folder / f"{name}-archive") as archive:
+        assert archive.read("part") == b"archive"
+    assert not list(folder.glob(f"{name}-temporary*"))
+
+
+@METHODS
+def test_what_a_cell_leaves_open_is_written(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute(f"%%spawn 2 -m {method}\n{LEAVES_OPEN}\nopened = begin(f'{method}-{{rank}}')"))
+    for rank in range(2):
+        check(kernel.folder, f"{method}-{rank}")
+
+
+def test_what_a_function_leaves_open_is_written(kernel: Kernel, method: str) -> None:
+    """Though nothing but a module of the standard library holds on to it."""
+    kernel.execute(LEAVES_OPEN)
+    held = "import sys\ndef job(rank, name):\n    sys.left_open = begin(f'{name}-{rank}')\n"
+    ok(kernel.execute(f"{held}import nbspawn\nnbspawn.spawn(job, ('of-{method}',), 2, start_method='{method}')"))
+    for rank in range(2):
+        check(kernel.folder, f"of-{method}-{rank}")
+
+
+def test_what_kept_ranks_leave_open_is_written_when_they_are_stopped(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute(f"%%spawn 2 --keep -m {method}\n{LEAVES_OPEN}\nopened = begin(f'kept-{method}-{{rank}}')"))
+    ok(kernel.execute("%%ranks\nlater = open(f'later-{rank}', 'w'); later.write('later')"))
+    ok(kernel.execute("%ranks stop"))
+    for rank in range(2):
+        check(kernel.folder, f"kept-{method}-{rank}")
+        assert (kernel.folder / f"later-{rank}").read_text() == "later"
+
+
+@METHODS
+def test_files_of_a_rank_that_fails_are_written(kernel: Kernel, method: str) -> None:
+    """It leaves at once otherwise: an ``atexit`` handler that waits for a peer would hide the error."""
+    cell = (
+        "import atexit, time\natexit.register(time.sleep, 100)\n"
+        f"file = open(f'failed-{method}-{{rank}}', 'w')\nfile.write('text')\n{{}}['key']"
+    )
+    reply = kernel.execute(f"%%spawn 2 -m {method}\n{cell}")
+    assert reply.ename == "RankRaisedError" and "KeyError" in reply.evalue
+    written = [kernel.folder / f"failed-{method}-{rank}" for rank in range(2)]
+    assert "text" in [file.read_text() for file in written if file.exists()], "of the one that failed first at least"
+
+
+def test_a_file_that_cannot_be_written_hides_no_error(kernel: Kernel, method: str) -> None:
+    """A pipe that is full, whose reader does not read. The rank has told of its error, and goes."""
+    cell = (
+        "import os\nread, write = os.pipe()\nos.set_blocking(write, False)\n"
+        "try:\n    while True: os.write(write, bytes(4096))\n"
+        "except BlockingIOError: os.set_blocking(write, True)\n"
+        "file = open(write, 'wb')\nfile.write(b'more')\n1 / 0"
+    )
+    reply = kernel.execute(f"%%spawn 1 -m {method} -g 30\n{cell}", 20)
+    assert reply.ename == "RankRaisedError" and "ZeroDivisionError" in reply.evalue
+
+
+# ---------------------------------------------------------------- what does not return
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["import threading\nthreading.Thread(target=wait).start()", "import atexit\natexit.register(wait)"],
+    ids=["a thread", "atexit"],
+)
+def test_what_does_not_return_at_the_end_is_stopped_as_a_cell_is(kernel: Kernel, method: str, begin: str) -> None:
+    wait = "def wait():\n    time.sleep(0.3)\n    print('waits')\n    time.sleep(1000)"
+    code = f"import time\n{wait}\n{begin}"
+    cell = kernel.submit(f"%%spawn 2 -m {method} -g 0.5\n{code}").until("waits")
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    kernel.assert_no_rank()
+    assert kernel.execute(f"%%spawn 2 -m {method} -t 1 -g 0.5\n{code}").ename == "RunTimeoutError"
+
+
+def test_a_handler_that_raises_keeps_no_other_from_running(kernel: Kernel, method: str) -> None:
+    cell = (
+        "import atexit\nfrom pathlib import Path\n"
+        f"atexit.register(Path(f'second-{method}-{{rank}}').touch)\n"
+        "atexit.register(lambda: 1 / 0)"
+    )
+    reply = ok(kernel.execute(f"%%spawn 1 -m {method}\n{cell}"))
+    assert "ZeroDivisionError" in reply.text() and (kernel.folder / f"second-{method}-0").exists()
+
+
+# ---------------------------------------------------------------- what is the kernel's
+
+
+def test_what_the_kernel_has_registered_for_its_own_end_is_not_the_ranks(own_kernel: Kernel) -> None:
+    """Under fork a rank inherits it all. The notebook's files are not written a second time, either."""
+    ok(
+        own_kernel.execute(
+            "import atexit, logging, logging.handlers, tempfile\nfrom pathlib import Path\n"
+            "atexit.register(lambda: Path('atexit').open('a').write('one '))\n"
+            "folder = tempfile.TemporaryDirectory(prefix='temporary', dir='.')\n"
+            "memory = logging.handlers.MemoryHandler(100, target=logging.FileHandler('log'))\n"
+            "logging.getLogger('mine').addHandler(memory)\nlogging.getLogger('mine').warning('of the notebook')\n"
+            "file = open('file', 'w', 1 << 16)\nhidden = [open('hidden', 'w')]\n"
+            "_ = file.write('notebook '), hidden[0].write('notebook ')"
+        )
+    )
+    ok(own_kernel.execute("%%spawn 2 -m fork\nfile.write('rank ')"))
+    folder = own_kernel.folder
+    assert (folder / "file").read_text() == "notebook rank rank "
+    assert not (folder / "atexit").exists()
+    assert (folder / "log").read_text() == "" and (folder / "hidden").read_text() == ""
+    assert own_kernel.value("import os; os.path.isdir(folder.name)") is True
+    ok(own_kernel.execute("_ = file.close(), hidden[0].close(), memory.flush()"))
+    assert (folder / "file").read_text() == "notebook rank rank "
+    assert (folder / "hidden").read_text() == "notebook "
+    own_kernel.shutdown()
+    wait_until(lambda: (folder / "atexit").exists(), "the kernel's own handler runs", 10)
+    assert (folder / "atexit").read_text() == "one "

@@ -1,0 +1,129 @@
+"""Imports go down the layers only, and importing nbspawn costs next to nothing (docs/architecture.md tells the
+layers)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "nbspawn"
+LAYERS: tuple[set[str], ...] = (
+    {"_protocol"},
+    {"_payload", "_state"},
+    {"_rank", "_render"},
+    {"errors", "_results"},
+    {"_engine"},
+    {"_session"},
+    {"_api", "_session_api"},
+    {"_notebook"},
+)
+APART = ({"_payload", "_state"}, {"_rank", "_render"})
+"""Of one layer, and yet they do not know each other."""
+ENTRANCES = {"__init__", "__main__"}  # these may import anything, lazily
+# _payload/pickler.py gives a function that uses ``get_ipython`` the rank's own, when it is unpacked there.
+WITH_IPYTHON = ("_rank/shell.py", "_rank/preload_shell.py", "_notebook/", "__main__.py", "_payload/pickler.py")
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(file: Path) -> set[str]:
+    """Every module that the file imports, at its top or within a function; not those for type checkers alone."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            node.body = []
+    found = set()
+    package = ["nbspawn", *file.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def unit(parts: list[str]) -> str:
+    """'engine' for nbspawn._engine.local, '__init__' for a name of the package itself."""
+    return parts[1] if len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or is_module(parts[1])) else "__init__"
+
+
+def is_module(name: str) -> bool:
+    return (PACKAGE / f"{name}.py").exists()
+
+
+def layer(name: str) -> int:
+    return next(number for number, units in enumerate(LAYERS) if name in units)
+
+
+def unit_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def names(files: list[Path]) -> list[str]:
+    return [str(file.relative_to(PACKAGE)) for file in files]
+
+
+def test_every_file_has_a_layer() -> None:
+    assert {unit_of(file) for file in FILES} - ENTRANCES == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=names(FILES))
+def test_imports_go_down(file: Path) -> None:
+    mine = unit_of(file)
+    if mine in ENTRANCES:
+        return
+    for name in imported(file):
+        if name.split(".")[0] != "nbspawn":
+            continue
+        other = unit(name.split("."))
+        assert other != "__init__", f"{name}: the package's public names are for others"
+        assert layer(other) <= layer(mine), f"{name} lies above"
+        for packages in APART:
+            assert mine == other or not {mine, other} <= packages, f"{name}: {mine} and {other} do not know each other"
+
+
+@pytest.mark.parametrize("file", FILES, ids=names(FILES))
+def test_only_the_notebooks_face_imports_ipython(file: Path) -> None:
+    if str(file.relative_to(PACKAGE)).startswith(WITH_IPYTHON):
+        return
+    tops = {name.split(".")[0] for name in imported(file)}
+    assert not tops & {"IPython", "ipywidgets", "ipykernel", "traitlets", "comm"}
+
+
+def run(text: str) -> str:
+    child = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_import_loads_neither_torch_nor_ipython() -> None:
+    heavy = "{'torch', 'IPython', 'ipywidgets', 'numpy', 'cloudpickle', 'multiprocessing'}"
+    assert run(f"import sys, nbspawn; dir(nbspawn); print({heavy} & set(sys.modules))") == "set()\n"
+
+
+def test_import_takes_little() -> None:
+    """The best of several, in processor time: other work on the machine must not fail this."""
+    text = "import time; t = time.process_time(); import nbspawn; print(time.process_time() - t)"
+    assert min(float(run(text)) for _ in range(3)) < 0.03
+
+
+def test_extension_loads_without_torch_and_soon() -> None:
+    text = """
+import sys, time
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+began = time.process_time()
+shell.run_line_magic("load_ext", "nbspawn")
+took = time.process_time() - began
+print(took, *sorted({"torch", "ipywidgets"} & set(sys.modules)))
+shell.run_line_magic("unload_ext", "nbspawn")
+"""
+    took, *loaded = run(text).split()
+    assert not loaded
+    assert float(took) < 0.3

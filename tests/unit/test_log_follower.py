@@ -1,0 +1,74 @@
+"""When the logs are polled, under a scripted clock, and how far they are read; on files, without processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbspawn._engine import inherited
+from nbspawn._engine.log_follower import LogFollower
+from nbspawn._protocol.messages import Printed
+
+
+class Logs:
+    def __init__(self, folder: Path, nprocs: int) -> None:
+        self.paths = [folder / f"rank-{rank}.log" for rank in range(nprocs)]
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.follower = LogFollower([inherited.close_after_fork(os.open(path, flags)) for path in self.paths])
+
+    def write(self, rank: int, text: str) -> None:
+        with open(self.paths[rank], "a") as file:
+            file.write(text)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[Logs]:
+    logs = Logs(tmp_path, 2)
+    yield logs
+    logs.follower.close()
+
+
+def test_the_interval_grows_with_the_commands_age(logs: Logs) -> None:
+    follower, began = logs.follower, 100.0
+    for now, interval in (100.1, 0.05), (101.0, 0.1), (103.0, 0.3), (105.0, 0.5), (1000.0, 0.5):
+        follower.poll_begins(now)
+        assert follower.next_poll(began) == pytest.approx(now + interval)
+    assert follower.next_poll(999.9) == pytest.approx(1000.05), "a new command is young again"
+
+
+def test_whoever_is_awake_polls_when_half_the_interval_is_over(logs: Logs) -> None:
+    follower, began = logs.follower, 0.0
+    follower.poll_begins(1000.0)
+    assert not follower.poll_is_due(1000.2, began) and follower.poll_is_due(1000.25, began)
+    follower.poll_begins(0.1)
+    assert not follower.poll_is_due(0.14, began) and follower.poll_is_due(0.16, began)
+
+
+def test_after_an_early_read_peers_are_read_soon(logs: Logs) -> None:
+    follower, began = logs.follower, 0.0
+    follower.poll_begins(1000.0)
+    assert follower.read_to(0, 0) == [] and follower.next_poll(began) == 1000.5
+    logs.write(0, "loss 1\n")
+    assert follower.read_to(0, 7) == [Printed(0, ("loss 1",), "")]
+    assert follower.next_poll(began) == pytest.approx(1000.05)
+    follower.poll_begins(1000.05)
+    assert follower.next_poll(began) == pytest.approx(1000.55)
+
+
+def test_nothing_beyond_the_ends_is_read(logs: Logs) -> None:
+    follower = logs.follower
+    logs.write(0, "one\ntw")
+    ends = follower.ends([0, 1])
+    logs.write(0, "o\n")
+    logs.write(1, "late\n")
+    assert ends == {0: 6, 1: 0}
+    assert follower.read(ends) == [Printed(0, ("one",), "tw")]
+    assert follower.read(follower.ends([0, 1])) == [Printed(0, ("two",), ""), Printed(1, ("late",), "")]
+
+
+def test_the_rest_of_a_log_ends_with_a_line_that_has_no_end(logs: Logs) -> None:
+    logs.write(1, "a\nb")
+    assert logs.follower.read_rest(1) == [Printed(1, ("a",), "b"), Printed(1, ("b",), "")]

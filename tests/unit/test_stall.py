@@ -1,0 +1,161 @@
+"""The stall rule, under a scripted clock: it names who waits for whom, and is silent on steps that are only long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbspawn._payload.packing import Value
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.messages import (
+    Event,
+    Exited,
+    InputRequest,
+    Measured,
+    Raised,
+    Returned,
+    Sampled,
+    Started,
+    Stopping,
+)
+from nbspawn._state.run import Run, reduce
+from nbspawn._state.snapshot import Snapshot
+from nbspawn._state.stall import PATIENCE, silent, stall
+
+CELL = ("%%spawn 4", "import time", "dist.all_reduce(x)", "time.sleep(50)", "dist.barrier()")
+
+
+def source(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line}"
+
+
+def at(rank: int, line: int, since: float, call: str = "", collective: bool = True, *below: Frame) -> Sampled:
+    """The rank is at a line of the cell, in a collective if ``call`` is one."""
+    position = Position((Frame("cell", line, "<module>"), *below), call, bool(call) and collective)
+    return Sampled(rank, since, position, since, ())
+
+
+def run_of(*events: Event, nprocs: int = 4) -> Run:
+    run = replace(Run.new(nprocs, "fork", "", "/tmp", 0.0), cell="cell", source=CELL)
+    for event in (*(Started(rank, 100 + rank, 0.1) for rank in range(nprocs)), *events):
+        run = reduce(run, event, 0.0)
+    return run
+
+
+def sentence(run: Run, now: float) -> str:
+    return stall(Snapshot(run, now, source))
+
+
+WAIT = [at(rank, 3, 1.0, "all_reduce") for rank in (0, 2, 3)]
+
+
+def test_both_sides_are_named() -> None:
+    run = run_of(*WAIT, at(1, 4, 1.0))
+    assert sentence(run, 15.0) == (
+        "Ranks 0 and 2-3 have waited 14 s in all_reduce (line 3). Rank 1 is at line 4: time.sleep(50)."
+    )
+
+
+def test_there_is_no_sentence_at_once() -> None:
+    run = run_of(*WAIT, at(1, 4, 1.0))
+    assert sentence(run, 1.0 + PATIENCE - 0.1) == ""
+    assert sentence(run, 1.0 + PATIENCE + 0.1) != ""
+
+
+def test_a_long_step_of_all_ranks_is_healthy() -> None:
+    assert sentence(run_of(*(at(rank, 4, 1.0) for rank in range(4))), 1000.0) == ""
+
+
+def test_ranks_that_all_wait_in_the_same_collective() -> None:
+    assert sentence(run_of(*WAIT, at(1, 3, 2.0, "all_reduce")), 60.0) == ""
+
+
+def test_many_short_collectives_are_no_long_one() -> None:
+    """Each look finds the rank in another call of the same line."""
+    run = run_of(at(1, 4, 1.0))
+    for second in range(1, 100):
+        run = reduce(run, at(0, 3, float(second), "all_reduce"), second)
+        assert sentence(run, second + 1.0) == ""
+
+
+def test_waits_that_this_run_has_seen_end_are_normal() -> None:
+    """Rank 1 saves a checkpoint for 20 s in every epoch."""
+    run = run_of(*WAIT, at(1, 4, 1.0))
+    assert sentence(run, 20.0)
+    for rank in range(4):
+        run = reduce(run, at(rank, 2, 21.0), 21.0)
+    for event in (at(rank, 3, 30.0, "all_reduce") for rank in (0, 2, 3)):
+        run = reduce(run, event, 30.0)
+    assert sentence(run, 50.0) == ""
+    assert sentence(run, 71.0).startswith("Ranks 0 and 2-3 have waited 41 s")
+
+
+def test_a_rank_that_has_returned_will_never_arrive() -> None:
+    run = run_of(*WAIT, Returned(1, 2.0, Value.of(None), 0), Exited(1, 2.0, 0))
+    assert sentence(run, 15.0).endswith("Rank 1 has returned.")
+
+
+def test_a_rank_in_a_function_of_another_cell_is_at_the_line_that_called_it() -> None:
+    run = run_of(*WAIT, at(1, 4, 1.0, "", False, Frame("helpers", 9, "slow")))
+    assert sentence(run, 15.0).endswith("Rank 1 is at line 4: time.sleep(50).")
+
+
+def test_a_rank_without_a_sign_of_life() -> None:
+    run = run_of(*WAIT, at(1, 4, 1.0), Measured(1, 2.0, 0.5, 1, -1))
+    assert sentence(run, 15.0).endswith(
+        "Rank 1 has given no sign of life for 13 s, last seen at line 4: time.sleep(50)."
+    )
+    assert silent(run.ranks[1], 15.0) == 13.0
+    assert silent(run.ranks[0], 15.0) == 0.0
+
+
+def test_a_rank_that_starts() -> None:
+    run = reduce(Run.new(2, "fork", "", "/tmp", 0.0), Started(0, 1, 0.1), 0.1)
+    run = reduce(run, Sampled(0, 1.0, Position((), "init_process_group", True), 1.0, ()), 1.0)
+    assert sentence(run, 30.0) == "Rank 0 has waited 29 s in init_process_group. Rank 1 is starting."
+
+
+def test_several_others_are_grouped() -> None:
+    run = run_of(at(0, 3, 1.0, "all_reduce"), *(at(rank, 4, 1.0) for rank in (1, 2, 3)))
+    assert (
+        sentence(run, 15.0) == "Rank 0 has waited 14 s in all_reduce (line 3). Ranks 1-3 are at line 4: time.sleep(50)."
+    )
+
+
+def test_many_ranks_are_not_all_listed() -> None:
+    events = (at(rank, 3, 1.0, "all_reduce") if rank % 2 else at(rank, 4, 1.0) for rank in range(64))
+    assert sentence(run_of(*events, nprocs=64), 15.0) == (
+        "32 ranks (1, 3, 5, 7, …) have waited 14 s in all_reduce (line 3). "
+        "32 ranks (0, 2, 4, 6, …) are at line 4: time.sleep(50)."
+    )
+
+
+def test_divergence() -> None:
+    run = run_of(*WAIT, at(1, 5, 3.0, "barrier"))
+    assert sentence(run, 15.0) == (
+        "The ranks have diverged. Ranks 0 and 2-3 have waited 14 s in all_reduce (line 3). Rank 1 has waited 12 s in "
+        "barrier (line 5). All ranks have to make the same calls in the same order."
+    )
+    assert sentence(run, 7.0) == "", "rank 1 has only just arrived"
+
+
+def test_a_backward_may_only_compute_on_a_device() -> None:
+    assert sentence(run_of(*WAIT, at(1, 4, 1.0, "backward")), 60.0) == ""
+
+
+def test_send_and_recv_belong_together() -> None:
+    run = run_of(at(0, 3, 1.0, "send"), at(1, 5, 1.0, "recv"), nprocs=2)
+    assert sentence(run, 60.0) == ""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        InputRequest(1, "? ", False, 0),
+        Stopping(1, 2.0, "interrupt"),
+        Raised(1, 2.0, "ValueError", "", "", (), 4, 0),
+    ],
+)
+def test_there_is_no_sentence_while_the_user_is_asked_or_the_run_ends(event: Event) -> None:
+    assert sentence(run_of(*WAIT, at(1, 4, 1.0), event), 15.0) == ""
