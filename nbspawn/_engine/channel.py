@@ -5,15 +5,19 @@ A rank whose own code has closed every descriptor (``os.closerange``, as daemons
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 from nbspawn._engine import inherited
 from nbspawn._protocol.messages import Command, Event
 from nbspawn._protocol.wire import Decoder, encode, load_of_rank
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _AT_ONCE = 4  # descriptors; a message has one at most, and the system ends a read at the bytes that the next came with
@@ -88,7 +92,10 @@ class Hub:
             self._accepted += 1
             self._unidentified.append(_Connection(self._accepted, accepted, self._selector, self._received))
 
-    def _received(self, connection: _Connection, event: Event, command_number: int) -> None:
+    def _received(self, connection: _Connection, event: Event | UnpicklingError, command_number: int) -> None:
+        if isinstance(event, UnpicklingError):  # foreign code is not run here, whatever is lost with it
+            _log.error("rank %s: a message is dropped: %s", connection.rank, event)
+            return
         if connection.rank is None:  # the first message identifies the rank
             connection.rank = event.rank
             self._unidentified.remove(connection)
@@ -112,7 +119,7 @@ class _Connection:
         number: int,
         accepted: socket.socket,
         selector: selectors.BaseSelector,
-        received: Callable[[_Connection, Event, int], None],
+        received: Callable[[_Connection, Event | UnpicklingError, int], None],
     ):
         self.number = number
         """Counted in the order in which they were made."""

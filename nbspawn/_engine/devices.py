@@ -14,6 +14,7 @@ from dataclasses import replace
 from nbspawn._engine import tpu, xla
 from nbspawn._engine.launch import cores
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.launch import MARK
 from nbspawn.errors import UsageError
 
 WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
@@ -67,6 +68,7 @@ def _accelerator(nprocs: int | str, backend: str | None) -> str:
 
 
 _OWN = ("RANK", "LOCAL_RANK", "ROLE_RANK")
+_OURS = (MARK,)  # by which what a rank has left behind is found
 
 
 def _check_environment(env: Mapping[str, str]) -> None:
@@ -75,6 +77,8 @@ def _check_environment(env: Mapping[str, str]) -> None:
             raise UsageError(f"{name!r:.60} cannot be the name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
             raise UsageError(f"the environment variable {name} must be text without NUL, got {value!r:.60}")
+        if name in _OURS:
+            raise UsageError(f"{name} is set by nbspawn itself")
         if name in _OWN:
             raise UsageError(f"{name} differs by rank: it cannot be set for all of them")
     port = env.get("MASTER_PORT")

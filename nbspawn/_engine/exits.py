@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from nbspawn._engine.contexts import ServedProcess
-from nbspawn._engine.guardian import started_at
+from nbspawn._engine.guardian import is_alive, started_at
 
 UNKNOWN = 255  # what multiprocessing reports of a process whose fork server is gone
 _PARENT_ANSWERS = 1.0  # seconds in which the parent of a process that has ended reports its exit code
@@ -89,7 +89,7 @@ class Exits:
             return True  # or its exit code can be had
         if rank in self._began:
             pid, began = self._began[rank]
-            return bool(began) and started_at(pid) == began
+            return is_alive(pid, began)
         known = self.pid(rank)
         return bool(started_at(known)) if known is not None else not self._processes[rank]._popen.server_lost
 

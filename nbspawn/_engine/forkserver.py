@@ -90,7 +90,9 @@ class PrivateServer:
         """Have a server soon, and then one that has imported these modules too, and all else that ranks are likely to
         need; returns at once. The present one, if there is one, serves until its successor is ready."""
         self.learned.learn(modules)
-        self._begin(everything=memory_limit() > 0)
+        everything = memory_limit() > 0
+        if everything or self._current is None or _lost(self._current):
+            self._begin(everything)
 
     def get(
         self,
@@ -213,12 +215,12 @@ class PrivateServer:
         assert self._directory is not None
         self._made += 1
         written = self._directory.path / f"plan-{self._made}"
-        plan.write(written)
         fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
         fresh.set_forkserver_preload(["nbspawn._rank.preload"])
         # multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not.
         address = os.fspath(self._directory.path / f"server-{self._made}")
         try:
+            plan.write(written)
             with self.not_while_forking, starting(), listening_at(address):
                 with beginning_with("os.setpgid(0, 0)"):
                     resource_tracker.ensure_running()  # before the mask, which it would lift

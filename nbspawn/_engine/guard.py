@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbspawn._engine import guardian, inherited
-from nbspawn._engine.guardian import started_at, stopped
+from nbspawn._engine.guardian import is_alive, started_at, stopped
 from nbspawn._protocol.launch import LIFELINE, MARK
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Guard:
         """The guardian reads at once; if it is stuck, this must not wait for it. ``check`` whether somebody has killed
         or stopped it. One that is started again gets all events."""
         assert self.pid is not None
-        if check and (started_at(self.pid) != self._since or stopped(self.pid)):
+        if check and (not is_alive(self.pid, self._since) or stopped(self.pid)):
             self._start_again("it was killed, or stopped")
             return
         try:

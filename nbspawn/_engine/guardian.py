@@ -92,13 +92,33 @@ def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
     return False
 
 
+UNSEEN = "alive"
+"""A process of which the system does not say when it began."""
+
+
 def started_at(pid: int) -> str:
     """When the process began, in the system's own count: with the pid, the name of one process for ever. '' if it has
     ended, waited for or not."""
     fields = _stat(pid)
     if not fields:
-        return "" if os.path.exists("/proc/self/stat") or not _answers(pid) else "alive"
+        seen = os.path.exists("/proc/self/stat") and not _out_of_descriptors()
+        return "" if seen or not _answers(pid) else UNSEEN
     return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _out_of_descriptors() -> bool:
+    """Can this process open no file at all? Then it does not see what is in /proc either."""
+    try:
+        os.close(os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return True
+    return False
+
+
+def is_alive(pid: int, since: str) -> bool:
+    """Does the process live that began at ``since`` (as ``started_at`` has it)? Where that cannot be seen, whether any
+    process has its number."""
+    return bool(since) and started_at(pid) in (since, UNSEEN)
 
 
 def stopped(pid: int) -> bool:

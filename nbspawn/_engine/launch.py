@@ -118,7 +118,12 @@ def _has_directory() -> bool:
 
 def _run_files(log_dir: str | None, nprocs: int) -> tuple[RunFiles, list[int]]:
     """The run's files, and its logs, opened."""
-    files = run_directories.new(log_dir, nprocs)
+    if log_dir is not None and "\0" in log_dir:
+        raise UsageError(f"log_dir {log_dir!r:.200} is no directory: it holds a NUL")
+    try:
+        files = run_directories.new(log_dir, nprocs)
+    except RuntimeError as refusal:  # a home that is not known
+        raise UsageError(f"log_dir {log_dir!r:.200} is no directory: {refusal}") from None
     try:
         return files, empty_logs(files, nprocs)
     except BaseException as refusal:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from nbspawn.errors import UsageError
 
 MAX_RANKS = 512
+MAX_THREADS = 4096
 LARGEST_SEED = 2**32 - 1
 """The largest that numpy's generator accepts."""
 
@@ -51,8 +52,8 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= MAX_RANKS:
             raise UsageError(f"nprocs must be between 1 and {MAX_RANKS}, got {self.nprocs}")
-        if self.threads is not None and not (isinstance(self.threads, int) and self.threads >= 1):
-            raise UsageError(f"threads must be a positive number, got {self.threads!r:.60}")
+        if self.threads is not None and not (isinstance(self.threads, int) and 1 <= self.threads <= MAX_THREADS):
+            raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
             raise UsageError(f"seed must be between 0 and {LARGEST_SEED}, got {self.seed!r:.60}")
         if self.idle_timeout is not None and not self.keep:

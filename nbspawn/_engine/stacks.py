@@ -111,7 +111,7 @@ class Stacks:
     def _answer(self, rank: int) -> dict[str, Any]:
         try:
             return dict(json.loads(self._files.threads(rank).read_text()))
-        except FileNotFoundError:
+        except OSError:  # deleted, or this process has no descriptor left
             return {"size": -1}
 
 
@@ -130,7 +130,7 @@ def crash(path: Path) -> str:
     """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the user's."""
     try:
         text = path.read_text("utf-8", "replace")
-    except FileNotFoundError:
+    except OSError:  # deleted, or this process has no descriptor left
         return ""
     lines = text.partition("\n\nExtension modules:")[0].splitlines()
     ours = [number for number, line in enumerate(lines) if any(part in line for part in _NOT_THE_USERS)]
@@ -143,12 +143,12 @@ _NOT_THE_USERS = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{
 def _read(path: Path, start: int) -> tuple[Frame, ...]:
     try:
         return frames(path.read_bytes()[start:].decode("utf-8", "replace"))
-    except FileNotFoundError:
+    except OSError:  # deleted, or this process has no descriptor left
         return ()
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:  # deleted, or this process has no descriptor left
         return 0

@@ -72,7 +72,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
         """Yield the messages that ``data`` completes, each with its command number. If the file of a ``Returned``
-        cannot be mapped, the value is lost, and contains the reason."""
+        cannot be mapped, the value is lost, and contains the reason. In place of a message that cannot be loaded comes
+        the UnpicklingError."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             length, count, command_number = _HEAD.unpack_from(self._buffer)
@@ -81,7 +82,11 @@ class Decoder:
                 return
             body = bytes(memoryview(self._buffer)[_HEAD.size : end])
             del self._buffer[:end]
-            yield command_number, self._with_buffers(body, count) if count else self._load(body)
+            try:
+                message = self._with_buffers(body, count) if count else self._load(body)
+            except pickle.UnpicklingError as error:
+                message = error
+            yield command_number, message
 
     def close(self) -> None:
         """Close the descriptors that no message has used: no more bytes will be fed."""

@@ -14,6 +14,7 @@ from nbspawn._rank import stdio
 Outcome = Returned | Raised | Leaving
 
 
+_NAME = 200  # characters of the name of its class
 _MESSAGE = 2000  # characters of an exception's own text
 _PART = 10_000  # characters of one part of a traceback: a frame, or the message
 _WHOLE = 60_000  # characters of a traceback
@@ -55,7 +56,7 @@ def failed(
     lines = _bounded([*traceback.format_exception(type(error), error, frames), *(f"{line}\n" for line in variables)])
     rendered = rendered and tuple(_bounded([*rendered, *variables]))
     line = _innermost_line(frames, cell) if cell is not None else None
-    name, text = type(error).__name__, "".join(lines)
+    name, text = _cut(str.__str__(type(error).__name__), _NAME), "".join(lines)
     return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset())
 
 

@@ -182,7 +182,9 @@ class Sampler:
         while frame is not None:
             code = frame.f_code
             if self._is_own(code.co_filename):
-                mine.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
+                # Not of a subclass of str, which the kernel would have to load.
+                file, name = str.__str__(code.co_filename), str.__str__(code.co_name)
+                mine.append(Frame(file, frame.f_lineno or code.co_firstlineno, name))
             elif code.co_filename == _RANK_MAIN:
                 break  # under fork the kernel's own frames follow
             elif not mine:
@@ -194,7 +196,7 @@ class Sampler:
             below = [frame for frame in below if _is_collective(frame)]
         call, collective = "", False
         for frame in below:  # innermost first
-            name = frame.f_code.co_name
+            name = str.__str__(frame.f_code.co_name)
             if _is_collective(frame):
                 call, collective = name, True
             elif not collective and name not in _WRAPPERS and not name.startswith("_"):

@@ -114,7 +114,7 @@ def flush() -> OSError | None:
     """Flush Python's streams and C's stdio (printf in extensions is fully buffered on a file). Returns why what was
     printed could not be written, if it could not."""
     lost: OSError | None = None
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for stream in (getattr(sys, name, None) for name in ("stdout", "stderr", "__stdout__", "__stderr__")):
         try:
             if stream is not None:
                 stream.flush()
@@ -123,10 +123,23 @@ def flush() -> OSError | None:
         except Exception:
             continue  # the user's own replacement, or one that is closed
     ctypes.set_errno(0)
-    if _libc.fflush(None) or (_c_stdout and _libc.ferror(_c_stdout)):
-        number = ctypes.get_errno() or errno.EIO  # a write that failed earlier has left a mark, and no reason
+    number = ctypes.get_errno() if _libc.fflush(None) else 0
+    if _c_stdout and _libc.ferror(_c_stdout):
+        # A write that failed earlier has left this mark, without a reason; it stays until it is cleared. If the disk is
+        # not full the user's own code has closed or replaced descriptor 1, and what it lost is its own matter.
+        _libc.clearerr(_c_stdout)
+        number = number or _full()
+    if number:
         lost = lost or OSError(number, os.strerror(number))
     return lost if lost is not None and lost.errno in _NO_ROOM else None
+
+
+def _full() -> int:
+    """ENOSPC if there is no room for the log, else 0."""
+    with contextlib.suppress(OSError):
+        system = os.fstatvfs(_log)
+        return errno.ENOSPC if system.f_bavail == 0 else 0
+    return 0
 
 
 def leave() -> None:
@@ -134,10 +147,10 @@ def leave() -> None:
     multiprocessing flushes them once more."""
     flush()
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, f"__{name}__")
+        stream: Any = getattr(sys, f"__{name}__", None)
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             stream = io.StringIO()
         setattr(sys, name, stream)
 

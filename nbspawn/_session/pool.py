@@ -407,8 +407,10 @@ class _Command:
         finally:
             self._release()
             self._ranks.cut = self._ranks.cut or self.supervisor.cut
-            if not self._pool.options.keep or not self._ranks.engine.complete:
+            if not self._pool.options.keep:
                 self._pool._end(0.0)
+            elif not self._ranks.engine.complete:
+                self._pool._end(0.0, "they were killed: they did not react to Stop")
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -26,7 +26,7 @@ from methods import SUPPORT
 
 import nbspawn
 from nbspawn._engine import fork_safety, forkserver, launch, local, log_follower
-from nbspawn._engine.directories import sweep
+from nbspawn._engine.directories import remove_stale
 from nbspawn._rank import main, sampler
 from nbspawn._session import supervisor, views
 
@@ -150,7 +150,7 @@ def test_killed_kernel_leaves_no_rank_and_no_child_of_one(method: str, tmp_path:
     kernel.kill()
     kernel.wait()
     assert gone(family, 2.0), [psutil.Process(pid).cmdline() for pid in family if alive(pid)]
-    sweep()  # as the next kernel does
+    remove_stale()  # as the next kernel does
     assert not [directory for directory in directories() if "/pymp-" in directory]
 
 

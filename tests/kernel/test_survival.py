@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -25,7 +26,7 @@ from leftovers import marked_pids, until
 from methods import SUPPORT
 
 import nbspawn
-from nbspawn._engine import forkserver, inherited
+from nbspawn._engine import forkserver, guardian, inherited
 from nbspawn._engine.channel import Hub
 from nbspawn._engine.directories import remove_stale
 from nbspawn._engine.guard import Guard, guard
@@ -644,3 +645,78 @@ def test_what_nbspawn_logs(kernel: Kernel) -> None:
         "ended",
     )
     assert [what for what in said if what not in heard] == [], heard
+
+
+# ---------------------------------------------------------------- what a second attack found
+
+
+@clean
+@both
+def test_c_output_that_the_cell_has_closed_is_its_own_matter(method: str) -> None:
+    """The mark of a failed write stays in C's stdout, and would fail every later command."""
+    lost = "import os, ctypes\nc = ctypes.CDLL(None)\nsaved = os.dup(1)\nos.close(1)\nc.puts(b'x')\nc.fflush(None)\n"
+    with nbspawn.Session(2, start_method=method) as session:
+        assert list(session.execute(lost + "rank")) == [0, 1]
+        session.execute("os.dup2(saved, 1)")
+        assert list(session.execute("c.puts(b'seen')\nrank")) == [0, 1]
+        assert "seen" in Path(session.log_path(0)).read_text()
+
+
+@clean
+@both
+def test_names_of_a_class_of_str_cost_no_ranks(method: str) -> None:
+    """The kernel loads nothing but nbspawn's own messages."""
+    with nbspawn.Session(2, start_method=method) as session:
+        session.execute("class S(str): pass\nkept = rank\nimport time")
+        with pytest.raises(nbspawn.RankRaisedError, match="Odd: m"):
+            session.execute("raise type(S('Odd'), (Exception,), {})('m')")
+        session.execute("exec(compile('for i in range(15): time.sleep(.1)', S('abc'), 'exec'))")
+        with pytest.raises(nbspawn.RankRaisedError) as caught:
+            session.execute("raise type('N' * 100_000, (Exception,), {})('m')")
+        assert len(str(caught.value)) < 30_000
+        assert list(session.execute("kept")) == [0, 1]
+
+
+@clean
+@both
+def test_no_standard_streams_at_all(method: str) -> None:
+    def lose_streams(rank: int) -> int:
+        del sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__
+        return rank
+
+    with nbspawn.Session(2, start_method=method) as session:
+        assert list(session.run(lose_streams)) == [0, 1]
+        assert list(session.run(ranks.square)) == [0, 1]
+
+
+def test_a_process_is_not_taken_for_ended_for_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    since = guardian.started_at(os.getpid())
+    assert guardian.is_alive(os.getpid(), since) and not guardian.is_alive(os.getpid(), "1")
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", none_left)
+    monkeypatch.setattr("os.open", none_left)
+    assert guardian.is_alive(os.getpid(), since)
+
+
+def test_the_fork_server_is_not_replaced_after_every_cell(kernel: Kernel) -> None:
+    """Where nothing is preloaded, as in these tests."""
+    pid = "from nbspawn._engine.forkserver import server\nserver._current._forkserver_pid"
+    first = kernel.value(pid)
+    for _ in range(3):
+        ok(kernel.execute("%%spawn 1\nrank"))
+    assert kernel.value(pid) == first
+
+
+@clean
+def test_what_cannot_be_is_one_sentence() -> None:
+    for options, match in (
+        ({"log_dir": "~nobody-of-this-name/x"}, "is no directory"),
+        ({"log_dir": "a\0b"}, "is no directory"),
+        ({"threads": 10**20}, "threads must be between 1 and 4096"),
+        ({"env": {"NBSPAWN_RUN": "x"}}, "is set by nbspawn itself"),
+    ):
+        with pytest.raises(nbspawn.UsageError, match=match):
+            nbspawn.spawn(ranks.square, nprocs=1, **options)  # type: ignore[call-overload]
