@@ -17,6 +17,7 @@ from nbspawn._engine.context import LocalContext
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._payload.packing import Value
 from nbspawn._protocol.messages import Event, Returned, Started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -88,3 +89,23 @@ def test_a_kept_rank_that_was_only_interrupted_is_idle_once_it_has_returned(meth
         assert list(context.results()) == [7, 7]
     finally:
         context.dispose()
+
+
+def test_what_belongs_to_an_earlier_command_is_not_taken_for_this_ones(method: str, tmp_path: Path) -> None:
+    """A rank that was late would answer the next command with its old value."""
+    context = kept(method, ranks.wait_for_file, str(tmp_path / "go"), 7)
+    events: list[Event] = []
+
+    def all_have_started() -> bool:
+        events.extend(context.poll(0.05))
+        return sum(isinstance(event, Started) for event in events) == 2
+
+    assert until(all_have_started)
+    old = Returned(0, 1.0, Value.of("old"), 0)
+    context._received(old, 0)
+    assert old not in context.poll(0.0) and not context.settled
+
+    (tmp_path / "go").touch()
+    assert until(lambda: events.extend(context.poll(0.05)) or context.settled)
+    assert list(context.results()) == [7, 7]
+    context.dispose()

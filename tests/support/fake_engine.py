@@ -117,4 +117,5 @@ class FakeEngine:
 
     def dismiss(self, seconds: float) -> None: ...
 
-    def dispose(self, keep_logs: bool = False) -> None: ...
+    def dispose(self, keep_logs: bool = False) -> None:
+        self.did.append((self.now, "dispose"))

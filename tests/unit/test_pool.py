@@ -1,0 +1,47 @@
+"""A pool's promises that need no process: ranks that may still work are given nothing else, and why they ended."""
+
+from __future__ import annotations
+
+import pytest
+from fake_engine import FakeEngine
+
+import nbspawn
+from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._session.pool import Pool, _Ranks
+from nbspawn.errors import Failure
+
+
+def nothing(rank: int) -> None:
+    """For ranks to run."""
+
+
+def pool_of(engine: FakeEngine) -> Pool:
+    pool = Pool(LaunchOptions(nprocs=engine.nprocs, keep=True))
+    pool._ranks = _Ranks(engine)
+    return pool
+
+
+def test_ranks_that_may_still_work_get_no_other_command() -> None:
+    """Whatever has failed in what watched them: their next value would be the old command's."""
+    engine = FakeEngine(2)
+    pool = pool_of(engine)
+    pool._acquire("the old command")
+    pool._release()
+    assert any(what == "dispose" for _, what in engine.did), engine.did
+    assert pool.ended == "the old command was given up while they worked on it"
+    with pytest.raises(nbspawn.StartError, match="was given up"):
+        pool.run(FunctionJob(nothing))
+
+
+def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
+    """Not the first that became known, which may be a peer's echo of it."""
+    engine = FakeEngine(2)
+    engine.failures = [
+        Failure(1, 11, 5.0, None, "RuntimeError: Connection closed by peer"),
+        Failure(0, 10, 4.0, -9, "process 0 terminated with signal SIGKILL"),
+    ]
+    engine._ended = {0: None, 1: None}  # type: ignore[dict-item]
+    pool = pool_of(engine)
+    pool._end(0.0)
+    assert pool.ended == "rank 0: process 0 terminated with signal SIGKILL"
