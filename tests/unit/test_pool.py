@@ -29,8 +29,8 @@ def test_ranks_that_may_still_work_get_no_other_command() -> None:
     pool._acquire("the old command")
     pool._release()
     assert any(what == "dispose" for _, what in engine.did), engine.did
-    assert pool.ended == "the old command was given up while they worked on it"
-    with pytest.raises(nbspawn.StartError, match="was given up"):
+    assert pool.ended == "the old command was abandoned while they worked on it"
+    with pytest.raises(nbspawn.StartError, match="was abandoned"):
         pool.run(FunctionJob(nothing))
 
 
