@@ -101,6 +101,7 @@ def test_sigkill_names_the_memory(method: str) -> None:
     assert caught.value.signal_name == "SIGKILL"
 
 
+@pytest.mark.timing
 @light_methods
 def test_failed_rank_leaves_at_once_whatever_its_teardown_does(method: str) -> None:
     started = time.monotonic()
@@ -154,6 +155,7 @@ def test_killed_kernel_leaves_no_rank_and_no_child_of_one(method: str, tmp_path:
     assert not [directory for directory in directories() if "/pymp-" in directory]
 
 
+@pytest.mark.timing
 def test_stopped_rank_blocks_neither_poll_nor_join(tmp_path: Path) -> None:
     context = spawn(ranks.mark_and_sleep, str(tmp_path), join=False)
     assert until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
@@ -328,6 +330,7 @@ def test_log_dir_keeps_the_logs(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- time and interrupts
 
 
+@pytest.mark.timing
 @light_methods
 def test_timeout_says_where_every_rank_stood(method: str, tmp_path: Path) -> None:
     started = time.monotonic()
@@ -355,6 +358,7 @@ def interrupted_when_running(folder: Path) -> Iterator[None]:
         person.join()
 
 
+@pytest.mark.timing
 @light_methods
 def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> None:
     started = time.monotonic()
@@ -364,6 +368,7 @@ def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> 
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.timing
 def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     def press_twice() -> None:
         if until(lambda: len(list(tmp_path.glob("running-*"))) == 2):

@@ -146,13 +146,13 @@ def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "socket")
     reader, _ = listener.accept()
     event = Measured(0, 1.0, 1.0, 1, 1)
-    offered = [channel.offer(event) for _ in range(100_000)]
+    offered = [channel.try_send(event) for _ in range(100_000)]
     assert offered[0] and not offered[-1]
     while reader.recv(1 << 20, socket.MSG_DONTWAIT | socket.MSG_PEEK):
         reader.recv(1 << 20)
-        if channel.offer(event):
+        if channel.try_send(event):
             break
-    assert channel.offer(event)
+    assert channel.try_send(event)
     channel.close()
     reader.close()
     listener.close()

@@ -46,7 +46,7 @@ def test_indexing(three: Session) -> None:
     assert three[1:][0].ranks == (1,) and len(three[:2]) == 2 and len(three) == 3
     three[0].execute("state = 'other'")
     assert list(three.execute("state")) == ["other", 10, 20]
-    with pytest.raises(nbspawn.UsageError, match="no rank 3 of 3"):
+    with pytest.raises(nbspawn.UsageError, match="there is no rank 3: the indices are 0 to 2"):
         three[3]
 
 
@@ -231,6 +231,7 @@ def test_children_of_idle_ranks_end_with_them(nothing_left: None) -> None:
     until(lambda: not any(map(psutil.pid_exists, children)), 5)
 
 
+@pytest.mark.timing
 def test_commands_are_quick(three: Session) -> None:
     """No pause of a poll or a timer between a command and its end. (Not a benchmark: that is benchmarks/compare.py.)"""
     began = time.monotonic()

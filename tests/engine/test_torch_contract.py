@@ -258,6 +258,7 @@ def test_rank_that_leaves_within_the_grace_period_is_not_terminated(tmp_path: Pa
     assert context.processes[1].exitcode == 0
 
 
+@pytest.mark.timing
 def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     context = start(ranks.ignore_sigterm_but_0_raises, (str(tmp_path),), join=False)
     started = time.monotonic()
@@ -267,6 +268,7 @@ def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Pa
     assert [process.exitcode for process in context.processes] == [1, -signal.SIGKILL]
 
 
+@pytest.mark.timing
 def test_join_with_a_timeout_never_takes_long(tmp_path: Path) -> None:
     """torch's blocks through the whole grace period, and 30 s without one."""
     context = start(ranks.ignore_sigterm_but_0_raises, (str(tmp_path),), nprocs=3, join=False)
@@ -344,6 +346,7 @@ def test_interrupt_that_the_kernel_did_not_announce_is_not_for_a_rank(tmp_path: 
     assert list(context.results()) == ["caught 1"] * 2
 
 
+@pytest.mark.timing
 @light_methods
 def test_terminate(method: str, tmp_path: Path) -> None:
     context = nbspawn.spawn(ranks.mark_and_sleep, (str(tmp_path),), nprocs=2, join=False, start_method=method)

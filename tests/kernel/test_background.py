@@ -63,7 +63,7 @@ def test_what_is_printed_while_somebody_begins_to_attend_reaches_them(monkeypatc
     attachment = Attachment(replay=True)
     attachment.write("early\n")
     monkeypatch.setattr("sys.stdout", screen := Screen())
-    attachment.attend(lambda: True)
+    attachment.attach(lambda: True)
     assert screen.getvalue() == "early\nlate\n"
 
 

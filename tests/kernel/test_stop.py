@@ -34,6 +34,7 @@ def finally_ran(folder: Path) -> list[str]:
 # ---------------------------------------------------------------- interrupts
 
 
+@pytest.mark.timing
 def test_stop_runs_every_finally_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
     cell = kernel.submit(FINALLY.format(method=method, grace=3, folder=str(tmp_path))).until("ready", times=1)
     cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(3)), "all are ready", 20)
@@ -68,6 +69,7 @@ while True:
 """
 
 
+@pytest.mark.timing
 def test_second_stop_kills_at_once(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(STUBBORN.format(method=method, grace=60))
     cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
@@ -80,6 +82,7 @@ def test_second_stop_kills_at_once(kernel: Kernel, method: str) -> None:
     assert reply.table["text/plain"].count("killed") == 2
 
 
+@pytest.mark.timing
 def test_one_stop_goes_up_the_ladder(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(STUBBORN.format(method=method, grace=0.3))
     cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
@@ -102,6 +105,7 @@ def test_stop_while_ranks_start(kernel: Kernel, method: str) -> None:
 SLEEP = "import time\ntime.sleep(60)"
 
 
+@pytest.mark.timing
 def test_stop_at_a_collective(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(
         f"%%spawn 2 -m {method} -g 1 --backend gloo\nimport torch, torch.distributed as dist\nprint('ready')\n"

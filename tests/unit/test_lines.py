@@ -189,6 +189,7 @@ def test_an_endless_line_is_broken() -> None:
     assert [len(line) for line in lines_of(b"y" * 65_536 + b"\n", b"z" * 70_000 + b"\n")] == [65_536, 65_536, 4_464]
 
 
+@pytest.mark.timing
 def test_a_flood_of_short_lines() -> None:
     data = b"".join(b"step %06d loss 0.123456 lr 1e-3 and some more text\n" % index for index in range(250_000))
     begin = time.perf_counter()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
+
 from nbspawn._protocol.messages import Printed
 from nbspawn._render.stream import MergedStream
 
@@ -136,6 +138,7 @@ def test_the_whole_is_bounded() -> None:
         assert size <= 240_000
 
 
+@pytest.mark.timing
 def test_a_flood_is_cheap() -> None:
     batch = [Printed(rank, tuple(f"step {index} loss 0.123456" for index in range(60_000)), "") for rank in range(4)]
     merged = stream()
