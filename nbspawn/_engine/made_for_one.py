@@ -42,9 +42,9 @@ def _sentence(paths: list[str], reason: str) -> str:
     return f"{', '.join(most)}{' and ' * bool(most)}{last} {reason.format(**(_SEVERAL if most else _ONE))}"
 
 
-def _reason(value: Any) -> str:
-    for base in type(value).__mro__:
-        package = base.__module__.partition(".")[0]
+def _reason(value: Any) -> str | None:
+    packages = [base.__module__.partition(".")[0] for base in type(value).__mro__]
+    for base, package in zip(type(value).__mro__, packages, strict=True):
         if package in _LIGHTNING and base.__name__ in ("Trainer", "Fabric"):
             return _ALONE
         if package == "transformers" and base.__name__ == "Trainer" and getattr(value.args, "data_seed", None) is None:
@@ -54,5 +54,7 @@ def _reason(value: Any) -> str:
                 return _HAS_PREPARED
             if any(os.environ.get(plugin) == "true" for plugin in _PLUGINS):
                 return _NO_PLUGIN
-    # accelerate marks all of that, and would not prepare it again.
-    return _PREPARED if getattr(value, "__dict__", {}).get("_is_accelerate_prepared") else ""
+    if getattr(value, "__dict__", {}).get("_is_accelerate_prepared"):  # accelerate would not prepare it again
+        return _PREPARED
+    # A LightningModule that was fitted holds on to its Trainer. The one that fits it in the cell takes its place.
+    return None if any(package in _LIGHTNING for package in packages) else ""

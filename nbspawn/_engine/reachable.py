@@ -20,10 +20,10 @@ _PARTS = 100  # of one object
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def findings(variables: Mapping[str, object], judge: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+def findings(variables: Mapping[str, object], judge: Callable[[Any], str | None]) -> Iterator[tuple[str, str]]:
     """What ``judge`` has to say of these variables and of what they use (functions by their names, containers and
-    objects by what is in them), each with the path that leads there. '' says nothing. What it has said something of is
-    not looked into."""
+    objects by what is in them), each with the path that leads there. '' says nothing, and None that there is no need to
+    look into it. What it has said something of is not looked into either."""
     seen: dict[int, object] = {}  # which keeps them: the number of one that has gone may be another's
     found: deque[tuple[str, object]] = deque(variables.items())
     while found and len(seen) < _LOOKED_INTO:
@@ -35,7 +35,7 @@ def findings(variables: Mapping[str, object], judge: Callable[[Any], str]) -> It
         with suppress(Exception):
             if said := judge(value):
                 yield path, said
-            elif not _is_closed(value):
+            elif said is not None and not _is_closed(value):
                 found.extend((path + step, part) for step, part in islice(_parts(value), _PARTS))
 
 

@@ -23,26 +23,45 @@ import types
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from multiprocessing import util
 from typing import Any, NoReturn
 
 from nbspawn._rank import stdio
 
-_WRITING = (
-    1.0  # seconds that a rank which has failed waits for its files to be written: a disk that hangs hides no error
-)
+# What every file inherits from. io's own classes of these names are abstract ones, of which it takes long to ask.
+_FILE, _RAW, _TEXT = (kind.__base__ or object for kind in (io.IOBase, io.RawIOBase, io.TextIOBase))
+
+_WRITING = 1.0  # seconds in which a rank that has failed writes its files: a disk that hangs must not hide the error
+
+
+_finalizers: Any = weakref.finalize
+_first_finalizer = -1
+"""Finalizers with a greater number are this process's own."""
 
 
 def begin() -> None:
     """Early in a rank that is a copy of another process: forget what that one has registered for its own end, and
     register what every process has."""
+    global _first_finalizer
     atexit._clear()
-    for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        inherited.atexit = False
-    weakref.finalize._registered_with_atexit = True  # type: ignore[attr-defined]
+    _first_finalizer = next(_finalizers._index_iter)
+    _finalizers._registered_with_atexit = True
     logging._handlerList.clear()  # type: ignore[attr-defined]
-    for own in (logging.shutdown, util._exit_function, weakref.finalize._exitfunc):  # type: ignore[attr-defined]
+    for own in (logging.shutdown, util._exit_function, _finalize):  # type: ignore[attr-defined]
         atexit.register(own)  # the last one is called first
+
+
+def _finalize() -> None:
+    """This process's own finalizers that are due at its end: to remove a TemporaryDirectory, for one. The last one made
+    is the first to run. (To touch the inherited ones would copy their memory.)"""
+    newest_first = reversed(_finalizers._registry.items())
+    for finalizer, info in list(takewhile(lambda one: one[1].index > _first_finalizer, newest_first)):
+        if info.atexit:
+            try:
+                finalizer()
+            except Exception:
+                sys.excepthook(*sys.exc_info())
 
 
 def run() -> None:
@@ -95,7 +114,7 @@ def open_files(namespace: Mapping[str, object]) -> list[Any]:
     found = []
     for value in list(namespace.values()):
         with suppress(Exception):  # a proxy may raise whatever it is asked
-            if issubclass(type(value), io.IOBase) and _is_unwritten(value):
+            if issubclass(type(value), _FILE) and _is_unwritten(value):
                 found.append(value)
     return found
 
@@ -119,8 +138,8 @@ def _streams() -> Iterable[Any]:
 
 def _writes_itself(kind: type) -> bool:
     """Files; and what closes itself when it is given up (a ZipFile, a NamedTemporaryFile, which deletes itself)."""
-    if issubclass(kind, io.IOBase):
-        return not issubclass(kind, (io.RawIOBase, io.BytesIO, io.StringIO))
+    if issubclass(kind, _FILE):
+        return not issubclass(kind, (_RAW, io.BytesIO, io.StringIO))
     with suppress(Exception):  # a metaclass may raise whatever it is asked
         close = getattr(kind, "close", None)
         by_itself = isinstance(getattr(kind, "__del__", None), types.FunctionType)
@@ -129,7 +148,7 @@ def _writes_itself(kind: type) -> bool:
 
 
 def _is_unwritten(one: Any) -> bool:
-    if not issubclass(type(one), io.IOBase):
+    if not issubclass(type(one), _FILE):
         return True
     with suppress(Exception):  # a closed or detached one
         return not one.closed and one.writable()
@@ -138,9 +157,9 @@ def _is_unwritten(one: Any) -> bool:
 
 def _layer(one: Any) -> int:
     kind = type(one)
-    if not issubclass(kind, io.IOBase):
+    if not issubclass(kind, _FILE):
         return 0
-    if issubclass(kind, io.TextIOBase):
+    if issubclass(kind, _TEXT):
         return 1
     return 2 if kind.__module__ != "_io" else 3
 

@@ -26,9 +26,13 @@ _there: dict[str, Logger] = {}
 """How loggers are configured in this process, or were in the one that it was forked from. What is so already needs not
 be set."""
 
+_elsewhere: list[tuple[logging.Logger, logging.Handler]] = []
+"""The handlers that are not sent, in the kernel and in what is forked from it."""
+
 
 def read() -> Logging:
     """In the kernel."""
+    _elsewhere.clear()
     found = tuple(_described(logger) for logger in _configured())
     _there.clear()
     _there.update((one.name, one) for one in found)
@@ -46,14 +50,6 @@ def note_preloaded() -> None:
     _there.update((logger.name, _described(logger)) for logger in _configured())
 
 
-def let_go() -> None:
-    """In a forked rank: of the handlers that write elsewhere than to the notebook."""
-    for logger in _configured():
-        for handler in list(logger.handlers):
-            if not _stream(handler) and _sent(handler) is None:
-                logger.removeHandler(handler)
-
-
 def put(found: Logging) -> None:
     """In the rank. A library that is imported later would set its loggers anew: they are set again after it.
 
@@ -66,6 +62,18 @@ def put(found: Logging) -> None:
     for one in found.loggers:
         if _there.get(one.name) != one:
             _put(one)
+    _put_after_imports(found)
+
+
+def adjust(found: Logging) -> None:
+    """In a forked rank, which has inherited them: take the handlers away that write elsewhere than to the notebook."""
+    for logger, handler in _elsewhere:
+        logger.removeHandler(handler)
+    _put_after_imports(found)
+
+
+def _put_after_imports(found: Logging) -> None:
+    for one in found.loggers:
         package = one.name.partition(".")[0]
         if one.name != "root" and package not in sys.modules:
             after_import(package, lambda one=one: _put(one))  # type: ignore[misc]
@@ -80,9 +88,11 @@ def _configured() -> Iterator[logging.Logger]:
 
 
 def _described(logger: logging.Logger) -> Logger:
-    handlers = tuple(filter(None, map(_sent, logger.handlers)))
+    handlers = {handler: _sent(handler) for handler in logger.handlers}
+    _elsewhere.extend((logger, handler) for handler, sent in handlers.items() if sent is None)
     filters = _packed(logger.filters) if logger.filters else b""
-    return Logger(logger.name, logger.level, logger.propagate, logger.disabled, handlers, filters)
+    sent = tuple(filter(None, handlers.values()))
+    return Logger(logger.name, logger.level, logger.propagate, logger.disabled, sent, filters)
 
 
 _NOT_SENT = ("stream", "lock", "console", "flush")

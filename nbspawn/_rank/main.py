@@ -34,7 +34,6 @@ from nbspawn._rank import (
     imports,
     libraries,
     listener,
-    loggers,
     namespace,
     outcome,
     process,
@@ -89,7 +88,7 @@ def main(rank: int, launch: Launch) -> None:
         ending.begin()
     if launch.method == "fork":
         process.close_kernel_sockets(launch.foreign)
-        loggers.let_go()
+        settings.adjust(launch.settings)
         libraries.not_interactive()
         libraries.have_own_locks()
         _forget_event_loop()
@@ -97,7 +96,7 @@ def main(rank: int, launch: Launch) -> None:
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:] = launch.sys_path
         preloaded.forget_shadowed()
-    settings.put(launch.settings)
+        settings.put(launch.settings)
     libraries.forget_process_state()
     seeds.sow(info)
     environment.set_threads(info)

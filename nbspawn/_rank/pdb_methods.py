@@ -57,7 +57,7 @@ rank: DebuggedRank
 
 
 def install(info: RankInfo, channel: Channel) -> None:
-    """Have pdb's class be this rank's; ipykernel puts IPython's in its place, and that is inherited under fork."""
+    """Adapt pdb's class. Under fork that may be IPython's InterruptiblePdb, which ipykernel puts in its place."""
     import pdb
 
     global rank

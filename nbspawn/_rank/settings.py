@@ -1,12 +1,12 @@
 """The notebook's settings that every rank begins with: read in the kernel, set in the rank.
 
-They are set whatever the start method. A forked rank has them already, but for what differs in a rank (a default device
-is its own GPU, a handler that writes to a file is not sent). All that is not named here is the rank's own, or under
-fork inherited. The README lists what is (a test compares).
+They are the same whatever the start method. All that is not named here is the rank's own, or under fork inherited. The
+README lists what is (a test compares).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nbspawn._payload import pickler
 from nbspawn._protocol.settings import Filter, Packed, Settings
 from nbspawn._rank import by_value, loggers
 from nbspawn._rank.after_import import after_import
@@ -37,11 +38,21 @@ def put(settings: Settings) -> None:
         if name in settings.torch and settings.torch[name] != get():
             put_one(settings.torch[name])
     if settings.numpy:
-        after_import("numpy", lambda: sys.modules["numpy"].set_printoptions(**dict(_loaded(settings.numpy))))
+        after_import("numpy", lambda: _put_numpy(settings.numpy))
     if settings.pandas:
         after_import("pandas", lambda: _put_pandas(settings.pandas))
     _put_warnings(settings.warnings)
     loggers.put(settings.logging)
+
+
+def adjust(settings: Settings) -> None:
+    """The same in a forked rank. It has inherited them (to set them again takes each rank a millisecond), but for what
+    is a rank's own; the warning filters are those of the launch."""
+    device = settings.torch["default device"]
+    if device != _default_device():
+        sys.modules["torch"].set_default_device(device)
+    _put_warnings(settings.warnings)
+    loggers.adjust(settings.logging)
 
 
 # ---------------------------------------------------------------- torch
@@ -161,6 +172,12 @@ def _numpy() -> dict[str, Any]:
     return options
 
 
+def _put_numpy(options: Mapping[str, Packed]) -> None:
+    wanted = dict(_loaded(options))
+    if wanted != _numpy():
+        sys.modules["numpy"].set_printoptions(**wanted)
+
+
 def _pandas() -> dict[str, Any]:
     """Those that differ from their defaults."""
     if "pandas" not in sys.modules:
@@ -205,6 +222,8 @@ def _put_warnings(filters: tuple[Filter, ...]) -> None:
             _add(one, category, last=True)
         elif (module := one.category.partition(":")[0]) not in sys.modules:
             after_import(module, partial(_add_late, one))
+    # What warns when it is made (torch's LeafSpec, which a Trainer of Lightning's has) has warned in the notebook.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=re.escape(pickler.__name__))
 
 
 def _add_late(one: Filter) -> None:

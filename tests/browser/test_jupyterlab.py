@@ -67,7 +67,7 @@ dist.barrier()"""
     for number in range(3):
         notebook.run(number)
     outputs = notebook.outputs(2)
-    expect(outputs.nth(0).locator("table")).to_contain_text("✗ failed")
+    expect(outputs.nth(0).locator("table").first).to_contain_text("✗ failed")
     error = outputs.last
     expect(error).to_contain_text("RankRaisedError: rank 1 of 2: KeyError: 'hieght' (line 4)")
     told = error.inner_text()
@@ -88,7 +88,7 @@ finally:
     notebook.run(0)
     notebook.start(1)
     outputs = notebook.outputs(1)
-    expect(outputs.nth(0).locator("table")).to_contain_text("running")
+    expect(outputs.nth(0).locator("table").first).to_contain_text("running")
     printed = notebook.printed(1)
     expect(printed).to_contain_text("[0]")
     expect(printed).to_contain_text("[1]")
@@ -97,7 +97,7 @@ finally:
     notebook.press("interrupt")
     notebook.wait()
     expect(outputs.last).to_contain_text("KeyboardInterrupt: the ranks were stopped.")
-    expect(outputs.nth(0).locator("table")).to_contain_text("interrupted")
+    expect(outputs.nth(0).locator("table").first).to_contain_text("interrupted")
     expect(printed).to_contain_text("tidied")
     wait_gone(pids, 2)
     notebook.run(2)

@@ -215,7 +215,7 @@ def test_the_verbs_of_ranks_that_are_idle(kept: Kernel) -> None:
     assert ok(kept.execute("%%ranks\nstate")).prompts == []
     reply = kept.execute("%ranks dance")
     assert reply.ename == "UsageError" and "expected one of stop, restart" in reply.traceback
-    assert kept.complete("%ranks st") == ["stacks", "stop"] and kept.complete("%ranks auto o") == ["off", "on"]
+    assert kept.complete("%ranks st") == ["stacks", "stop"] and {"off", "on"} <= set(kept.complete("%ranks auto o"))
     assert "--push" in kept.complete("%%ranks --pu")
 
 

@@ -171,10 +171,10 @@ def train_later():
 
 
 def test_what_was_made_for_one_process_is_named(kernel: Kernel, method: str) -> None:
-    """Wherever it is: in a variable, a part of one, or behind functions."""
+    """Wherever it is: in a variable, a part of one, or behind functions. But a model that was fitted is no Trainer."""
     pytest.importorskip("lightning")
     pytest.importorskip("accelerate")
-    ok(kernel.execute(LIGHTNING + HELD))
+    ok(kernel.execute(f"{LIGHTNING}{HELD}\ntrainer.fit(Model(), torch.utils.data.DataLoader(data))"))
     for use, path in (
         ("trainer.world_size", "trainer"),
         ("train()", "train -> trainer"),
@@ -182,8 +182,13 @@ def test_what_was_made_for_one_process_is_named(kernel: Kernel, method: str) -> 
         ("holder.trainer.world_size", "holder.trainer"),
         ("parts['of'][0].world_size", "parts['of'][0]"),
     ):
-        table = ok(kernel.execute(f"%%spawn 2 -m {method}\n{use}")).table["text/plain"]
+        reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n{use}"))
+        table = reply.table["text/plain"]
         assert f"{path} was made in the notebook, for one process" in table and "Make it in the cell." in table
+        assert "Warning" not in reply.text(), "of what is unpickled, nothing is news"
+    ok(kernel.execute("model = Model()\ntrainer.fit(model, torch.utils.data.DataLoader(data))"))
+    table = ok(kernel.execute(f"%%spawn 2 -m {method}\nmodel.layer.weight.sum().item()")).table["text/plain"]
+    assert "made in the notebook" not in table
 
 
 PREPARED = """
