@@ -337,7 +337,7 @@ PYTHON = (
     Name("atexit._run_exitfuncs", callable),
     Name("weakref.finalize._registry", is_a(dict), find=finalizers),
     Name("weakref.finalize._registered_with_atexit", is_a(bool)),
-    Name("weakref.finalize._exitfunc", takes()),
+    Name("weakref.finalize._index_iter", lambda numbers: is_a(int)(next(numbers))),
     Name("logging._handlerList", is_a(list)),
     Name("logging._levelToName", lambda names: equals("INFO")(names[20])),
     Name("logging._warnings_showwarning", equals(None)),
