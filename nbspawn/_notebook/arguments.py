@@ -289,7 +289,8 @@ def _nprocs(given: Any) -> int | str:
         PARSER.error(f"--nnodes must be 1, got {given.nnodes}: ranks are started on this machine only")
     if given.nproc_per_node and given.nprocs not in (None, given.nproc_per_node):
         PARSER.error(f"--nproc-per-node {given.nproc_per_node} contradicts NPROCS {given.nprocs}: give one of them")
-    return given.nproc_per_node or given.nprocs or "auto"
+    nprocs: int | str | None = given.nproc_per_node or given.nprocs
+    return "auto" if nprocs is None else nprocs
 
 
 def command_options(

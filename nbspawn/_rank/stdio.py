@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,8 @@ def flush() -> OSError | None:
     ctypes.set_errno(0)
     number = ctypes.get_errno() if _libc.fflush(None) else 0
     if _c_stdout and _libc.ferror(_c_stdout):
-        # A write that failed earlier has left this mark, without a reason; it stays until it is cleared. If the disk is
-        # not full the user's own code has closed or replaced descriptor 1, and what it lost is its own matter.
+        # A write that failed earlier has left this mark, without a reason; it stays until it is cleared. If there is
+        # room the user's own code has closed or replaced descriptor 1, and what it lost is its own matter.
         _libc.clearerr(_c_stdout)
         number = number or _full()
     if number:
@@ -135,10 +136,13 @@ def flush() -> OSError | None:
 
 
 def _full() -> int:
-    """ENOSPC if there is no room for the log, else 0."""
+    """ENOSPC or EFBIG if there is no room for the log, else 0."""
     with contextlib.suppress(OSError):
-        system = os.fstatvfs(_log)
-        return errno.ENOSPC if system.f_bavail == 0 else 0
+        if os.fstatvfs(_log).f_bavail == 0:
+            return errno.ENOSPC
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if resource.RLIM_INFINITY != limit <= os.fstat(_log).st_size:
+            return errno.EFBIG
     return 0
 
 
