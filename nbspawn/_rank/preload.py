@@ -44,5 +44,5 @@ if _plan.modules:  # not in the first server, for which a run may be waiting
     huge_pages.collapse()
 plan.write(_report)
 # The finalization of an interpreter with all these modules takes a second, for which the server would outlive the
-# kernel. (The last registered handler is called first. Ranks do not call it: they exit by os._exit.)
+# kernel. (The last registered handler is called first. A rank forgets it: `_rank/ending.py`.)
 atexit.register(os._exit, 0)

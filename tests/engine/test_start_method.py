@@ -16,6 +16,7 @@ import pytest
 import rank_functions as ranks
 import torch
 import torch.distributed as dist
+from leftovers import until
 from methods import SUPPORT
 
 import nbspawn
@@ -267,6 +268,7 @@ def test_fork_as_asked_is_tried_once_and_again_when_something_has_changed(monkey
     for _ in range(3):
         assert chosen(requested="fork").method == "fork"
     assert tried == [trial]
+    threads = fork_safety._threads()
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -275,6 +277,7 @@ def test_fork_as_asked_is_tried_once_and_again_when_something_has_changed(monkey
     monkeypatch.setattr(fork_safety, "_in_forked_child", lambda question: ["a forked process hangs in torch"])
     done.set()
     thread.join()
+    until(lambda: fork_safety._threads() == threads)  # the system's thread outlives Python's a little
     with pytest.raises(nbspawn.StartError, match="fork cannot work here: a forked process hangs.*-m forkserver"):
         nbspawn.spawn(ranks.succeed, nprocs=2, start_method="fork")
 

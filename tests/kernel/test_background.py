@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Iterator
 
@@ -115,8 +116,9 @@ def test_questions_wait_for_somebody_who_attends(kernel: Kernel, flag: str) -> N
 
 
 def test_break_into_a_rank_and_look_at_stacks(kernel: Kernel, flag: str) -> None:
-    start(kernel, "go_on = True\nimport time\nwhile go_on: time.sleep(0.01)\nrank", "--name job")
-    wait_until(lambda: kernel.value("h.run.counts").get("running") == 2, "they run")
+    loop = f"go_on = True\nimport time\nopen(f'{flag}-{{rank}}', 'w').close()\nwhile go_on: time.sleep(0.01)\nrank"
+    start(kernel, loop, "--name job")
+    wait_until(lambda: all(os.path.exists(f"{flag}-{rank}") for rank in range(2)), "both are at their loop")
     stacks = ok(kernel.execute("%ranks stacks"))
     assert "time.sleep(0.01)" in stacks.outputs[0]["data"]["text/plain"] and "text/html" in stacks.outputs[0]["data"]
     reply = ok(kernel.submit("%ranks debug 1 @job", answers=["p rank", "!go_on = False", "c"]).wait())

@@ -119,7 +119,8 @@ def test_a_ranks_own_error_is_told_though_its_directory_was_deleted(kernel: Kern
     body = f"""%%spawn 2 -m {method}
 import os, shutil
 if rank == 0:
-    shutil.rmtree(os.environ["NBSPAWN_RUN"])
+    while os.path.exists(os.environ["NBSPAWN_RUN"]):  # the other rank still makes its files
+        shutil.rmtree(os.environ["NBSPAWN_RUN"], ignore_errors=True)
     raise ValueError("the real one")
 import time; time.sleep(60)"""
     reply = kernel.execute(body)
@@ -136,7 +137,7 @@ def test_a_deleted_directory_of_the_fork_server(kernel: Kernel) -> None:
     )
     reply = ok(kernel.execute("%%spawn 2 -m forkserver\nrank"))
     assert reply.result == "[0] 0\n[1] 1"
-    assert "its directory has been del" in reply.table["text/plain"]
+    assert "since its directory" in reply.table["text/plain"]
 
 
 @clean

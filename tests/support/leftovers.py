@@ -138,9 +138,10 @@ def _describe(pid: int) -> str:
 
 
 def kept_logs() -> list[str]:
-    """The files that failed runs have kept (_engine/directories.py); at most ``KEPT_RUNS`` runs, nothing but logs."""
-    runs = glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*")
-    assert len({os.path.dirname(run) for run in runs}) <= 1, runs
+    """The files that failed runs of this process, no kernel's, have kept (_engine/directories.py); at most
+    ``KEPT_RUNS`` runs, nothing but logs."""
+    root = run_directories._root
+    runs = glob.glob(f"{root.path}/run-*") if root is not None else []
     assert len(runs) <= KEPT_RUNS, runs
     return [path for run in runs for path in glob.glob(f"{run}/*")]
 

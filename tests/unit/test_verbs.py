@@ -13,7 +13,7 @@ def test_each_verb_does_something() -> None:
 
 
 def test_the_readme_lists_them() -> None:
-    readme = (Path(ranks.__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     for verb in VERBS:
         typed = {"R": f"{verb.name} 1", "on|off": f"{verb.name} on`, `off"}.get(verb.argument, verb.name)
         assert f"| `%ranks {typed}` | {verb.meaning}" in readme
