@@ -104,10 +104,10 @@ def stranded(variables: Mapping[str, object]) -> list[str]:
 
 def _stranded(value: Any) -> str:
     """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process."""
-    if isinstance(value, threading.Thread):
+    if issubclass(type(value), threading.Thread):
         if value.is_alive() and value is not threading.current_thread():
             return "is a thread that runs in this kernel, and a forked rank would wait for it for ever"
-    elif isinstance(value, BaseProcess):
+    elif issubclass(type(value), BaseProcess):
         if value.is_alive():
             return "is a process that works for this kernel, and forked ranks would take each other's answers from it"
     elif type(value).__module__ in ("_thread", "threading") and hasattr(value, "acquire"):

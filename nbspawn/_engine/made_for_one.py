@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbspawn._engine.reachable import findings
+from nbspawn._payload.diagnosis import attributes
 
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _PLUGINS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
@@ -54,7 +55,7 @@ def _reason(value: Any) -> str | None:
                 return _HAS_PREPARED
             if any(os.environ.get(plugin) == "true" for plugin in _PLUGINS):
                 return _NO_PLUGIN
-    if getattr(value, "__dict__", {}).get("_is_accelerate_prepared"):  # accelerate would not prepare it again
+    if attributes(value).get("_is_accelerate_prepared"):  # accelerate would not prepare it again
         return _PREPARED
     # A LightningModule that was fitted holds on to its Trainer. The one that fits it in the cell takes its place.
     return None if any(package in _LIGHTNING for package in packages) else ""

@@ -13,7 +13,7 @@ from itertools import islice
 from multiprocessing import queues
 from typing import Any
 
-from nbspawn._payload.diagnosis import parts
+from nbspawn._payload.diagnosis import attributes, parts
 
 _LOOKED_INTO = 200  # objects
 _PARTS = 100  # of one object
@@ -31,7 +31,7 @@ def findings(variables: Mapping[str, object], judge: Callable[[Any], str | None]
         if type(value) in _PLAIN or id(value) in seen:
             continue
         seen[id(value)] = value
-        # Proxies raise what they like when they are asked what they are: ReferenceError where the object has gone.
+        # What is asked may raise: an object's class is not bound to be like others.
         with suppress(Exception):
             if said := judge(value):
                 yield path, said
@@ -42,8 +42,8 @@ def findings(variables: Mapping[str, object], judge: Callable[[Any], str | None]
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """Also of executors, queues and a DataLoader's iterators, which parts() takes for things that are what they are."""
     inside = list(islice(parts(value), _PARTS))
-    if not inside and not isinstance(value, (type, threading.Thread, io.IOBase)):
-        inside = [(f".{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
+    if not inside and not issubclass(type(value), (type, threading.Thread, io.IOBase)):
+        inside = [(f".{name}", part) for name, part in attributes(value).items()]
     yield from inside
 
 

@@ -91,13 +91,13 @@ class _Extension:
         not import them."""
         modules = set()
         for value in list(self._shell.user_ns.values()):
-            with suppress(Exception):  # a proxy may raise at any attribute
-                if isinstance(value, types.ModuleType):
+            # Not isinstance, which asks a proxy for its class: it may connect to a server first.
+            kind: Any = type(value)
+            with suppress(Exception):  # a metaclass may raise at any attribute
+                if issubclass(kind, types.ModuleType):
                     modules.add(str(value.__name__))
                 else:
-                    modules.add(
-                        str((value if isinstance(value, (type, types.FunctionType)) else type(value)).__module__)
-                    )
+                    modules.add(str((value if issubclass(kind, (type, types.FunctionType)) else kind).__module__))
         forkserver.server.warm_up(imports.installed(sorted(modules)))
 
 

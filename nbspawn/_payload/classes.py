@@ -42,10 +42,13 @@ def reduce(cls: type, digest: Callable[[type], str] | None) -> Any:
 
 def track_classes(namespace: Mapping[str, object]) -> None:
     """Before a fork: let instances of the notebook's classes come back from the ranks as instances of those classes."""
+    value: Any
     for value in list(namespace.values()):
-        with suppress(Exception):  # a proxy may raise whatever it is asked
-            if isinstance(value, type) and value.__module__ == "__main__":
-                _kernels.add(cloudpickle_adapter.make_class_id(value))
+        # Not isinstance, which asks a proxy for its class: it may connect to a server first.
+        if issubclass(type(value), type):
+            with suppress(Exception):  # a metaclass may raise whatever it is asked
+                if value.__module__ == "__main__":
+                    _kernels.add(cloudpickle_adapter.make_class_id(value))
 
 
 @contextmanager

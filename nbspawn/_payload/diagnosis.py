@@ -104,14 +104,18 @@ class _Nowhere:
 
 
 def parts(obj: Any) -> Iterator[tuple[str, object]]:
-    """What ``obj`` takes along when it is pickled, each with the step that leads to it, as far as it can be looked at:
-    a proxy may raise whatever it is asked."""
+    """What ``obj`` takes along when it is pickled, each with the step that leads to it, as far as it can be looked at.
+
+    Its class alone says what it is: a proxy that is asked (``isinstance`` asks for ``__class__``) may raise anything,
+    or connect to a server first.
+    """
     with suppress(Exception):
         yield from _parts(obj)
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(obj, types.FunctionType):
+    kind = type(obj)
+    if issubclass(kind, types.FunctionType):
         for name in sorted(_global_names(obj.__code__) & obj.__globals__.keys()):
             yield f" -> {name}", obj.__globals__[name]
         for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
@@ -121,25 +125,34 @@ def _parts(obj: Any) -> Iterator[tuple[str, object]]:
         for name, default in zip(reversed(positional), reversed(obj.__defaults__ or ()), strict=False):
             yield f" -> {name}", default
         yield from ((f" -> {name}", default) for name, default in (obj.__kwdefaults__ or {}).items())
-    elif isinstance(obj, types.MethodType):
+    elif issubclass(kind, types.MethodType):
         yield f" -> {obj.__name__}", obj.__func__
         yield f" -> {type(obj.__self__).__name__}", obj.__self__
-    elif isinstance(obj, partial):
+    elif issubclass(kind, partial):
         yield f" -> {getattr(obj.func, '__name__', 'func')}", obj.func
         yield from ((f" -> {_key(value)}", value) for value in obj.args)
         yield from ((f" -> {name}", value) for name, value in obj.keywords.items())
-    elif isinstance(obj, Mapping):
+    elif issubclass(kind, Mapping):
         yield from ((f"[{_key(key)}]", value) for key, value in obj.items())
-    elif isinstance(obj, (list, tuple, set, frozenset)):
+    elif issubclass(kind, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
-    elif isinstance(obj, (staticmethod, classmethod)):
+    elif issubclass(kind, (staticmethod, classmethod)):
         yield from _parts(obj.__func__)
-    elif isinstance(obj, type):
+    elif issubclass(kind, type):
         yield from ((f".{name}", value) for name, value in vars(obj).items() if name not in ("__dict__", "__weakref__"))
-    elif _remedy(type(obj)) is None:  # an Event is called an Event, not something with a lock in it
-        yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
-        if type(obj).__module__ == "__main__":
-            yield f" -> {type(obj).__name__}", type(obj)
+    elif _remedy(kind) is None:  # an Event is called an Event, not something with a lock in it
+        yield from ((f".{name}", value) for name, value in attributes(obj).items())
+        if kind.__module__ == "__main__":
+            yield f" -> {kind.__name__}", kind
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """The instance's own, without a call into its class: a proxy's ``__dict__`` may be a property."""
+    for base in _bases(type(obj)):
+        if (found := vars(base).get("__dict__")) is not None:
+            native = (types.GetSetDescriptorType, types.MemberDescriptorType)
+            return found.__get__(obj) if type(found) in native else {}
+    return {}
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -150,10 +163,10 @@ def _global_names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _kind(obj: object) -> str:
+def _kind(obj: Any) -> str:
     torch = sys.modules.get("torch")
     with suppress(Exception):  # as in parts()
-        if torch is not None and isinstance(obj, torch.Tensor) and not obj.is_leaf:
+        if torch is not None and issubclass(type(obj), torch.Tensor) and not obj.is_leaf:
             return "a tensor that autograd computed"
     name = _name(type(obj)).removeprefix("builtins.").removeprefix("__main__.")
     return f"{'an' if name.lstrip('_').startswith(tuple('aeiou')) else 'a'} {name}"

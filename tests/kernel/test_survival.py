@@ -663,6 +663,34 @@ def test_c_output_that_the_cell_has_closed_is_its_own_matter(method: str) -> Non
         assert "seen" in Path(session.log_path(0)).read_text()
 
 
+LAZY = """class Lazy:
+    asked = []
+    @property
+    def __class__(self):
+        Lazy.asked.append("class")
+        return Lazy
+    @property
+    def __dict__(self):
+        Lazy.asked.append("dict")
+        return {}
+lazy = Lazy()
+"""
+
+
+@both
+def test_a_proxy_in_the_notebook_is_not_asked_what_it_is(kernel: Kernel, method: str) -> None:
+    """It may connect to a database first, and Stop does not reach it there."""
+    ok(kernel.execute(LAZY))
+    ok(kernel.execute(f"%%spawn 2 -m {method}\nrank"))
+    assert kernel.value("Lazy.asked") == []
+
+
+def test_a_forked_cell_that_uses_a_proxy_does_not_ask_it_before(kernel: Kernel) -> None:
+    ok(kernel.execute(LAZY))
+    ok(kernel.execute("%%spawn 2 -m fork\nid(lazy)"))
+    assert kernel.value("Lazy.asked") == []
+
+
 @clean
 @both
 def test_names_of_a_class_of_str_cost_no_ranks(method: str) -> None:
