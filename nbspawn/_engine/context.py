@@ -58,7 +58,7 @@ class LocalContext(LocalRanks):
             raise KeyboardInterrupt
         if not self.over:
             return False
-        unfinished = self.failures or self._command.outcomes.unfinished(time.monotonic())
+        unfinished = self.failures or self._command.outcomes.unfinished()
         self.close()
         if unfinished:
             raise rank_error(unfinished, self.nprocs)

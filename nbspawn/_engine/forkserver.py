@@ -109,8 +109,7 @@ class PrivateServer:
             ended = self._warming is None or not self._warming.is_alive()  # asked first: it serves, and then it ends
             if self._serves(environment):
                 break
-            if self._current is not None and (lost := _lost(self._current)):
-                self._give_up_current(lost)
+            self.abandon_if_lost()
             if self._starting and stopped(self._starting):
                 os.kill(self._starting, signal.SIGKILL)
                 begun = False
@@ -142,6 +141,11 @@ class PrivateServer:
         """The present server does not do what it is asked: the next run gets another one."""
         if self._current is not None:
             self._give_up_current("it does not answer")
+
+    def abandon_if_lost(self) -> None:
+        """The present server was killed, stopped, or cannot be reached."""
+        if self._current is not None and (lost := _lost(self._current)):
+            self._give_up_current(lost)
 
     def _give_up_current(self, why: str) -> None:
         _log.warning("the fork server is given up: %s", why)

@@ -54,6 +54,12 @@ class Guard:
                 self._runs[run].append(event)
                 self._send(event)
 
+    def renew_if_lost(self) -> None:
+        """Start another one if somebody has killed or stopped it."""
+        with self._lock:
+            if self._runs:
+                self._renew_if_lost()
+
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
         with self._lock:
@@ -65,14 +71,19 @@ class Guard:
     def _send(self, event: bytes, check: bool = False) -> None:
         """The guardian reads at once; if it is stuck, this must not wait for it. ``check`` whether somebody has killed
         or stopped it. One that is started again gets all events."""
-        assert self.pid is not None
-        if check and (not is_alive(self.pid, self._since) or stopped(self.pid)):
-            self._start_again("it was killed, or stopped")
+        if check and self._renew_if_lost():
             return
         try:
             os.write(self._pipe, event)
         except OSError as lost:  # it was stopped, and the pipe is full; or somebody has closed the pipe
             self._start_again(str(lost))
+
+    def _renew_if_lost(self) -> bool:
+        assert self.pid is not None
+        lost = not is_alive(self.pid, self._since) or stopped(self.pid)
+        if lost:
+            self._start_again("it was killed, or stopped")
+        return lost
 
     def _start_again(self, why: str) -> None:
         _log.warning("the guardian is started again: %s", why)

@@ -209,6 +209,7 @@ class LocalRanks(ProcessContext):
         self._events += self._logs.read(ends)
         if self._gauges.is_due(now):
             self._events += self._gauges.changes(self._exits.living, now)
+            guard.renew_if_lost()
 
     def _look_for_exits(self, now: float) -> None:
         killed_at = self._command.killed_at

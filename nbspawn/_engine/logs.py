@@ -54,7 +54,10 @@ class LogTail:
 
     def end(self) -> int:
         """How many bytes the log holds."""
-        return os.fstat(self._fd).st_size
+        size = os.fstat(self._fd).st_size
+        if size < self._offset:  # something has emptied it, and the rank goes on at the new end
+            self._offset = 0
+        return size
 
     def read(self, end: int) -> list[Printed]:
         """What was printed since, but nothing beyond the offset ``end``."""
@@ -63,6 +66,7 @@ class LogTail:
     def read_to(self, offset: int | None) -> list[Printed]:
         """Everything up to ``offset`` (None: the end), the unfinished line too: something else comes next."""
         printed: list[Printed] = []
+        self.end()
         while offset is None or self._offset < offset:
             size = _CHUNK if offset is None else min(_CHUNK, offset - self._offset)
             data = os.pread(self._fd, size, self._offset)

@@ -25,6 +25,7 @@ class Outcomes:
         """The ranks that were asked to raise KeyboardInterrupt."""
         self.stopped: set[int] = set()
         """The ranks that were sent a signal that ends a process, and had not finished."""
+        self._silent: dict[int, Ending] = {}
         self._processes = processes
         self._error_files = error_files
         self._files = files
@@ -41,24 +42,22 @@ class Outcomes:
     def note_exit(self, rank: int, code: int | None, moment: float, why_unknown: str = "") -> None:
         """Exit code 0 without the rank's own report that it finished is a failure; so is an unknown code (None)."""
         outcome = self.reported.get(rank)
-        ended_well = isinstance(outcome, Returned) and not code
-        known = isinstance(outcome, (Raised, Leaving)) or rank in self.stopped or rank in self.interrupted
-        if not ended_well and not known:
-            self.failures.append(self._failure(self._unreported(rank, moment, code, why_unknown)))
+        if isinstance(outcome, (Raised, Leaving)) or (isinstance(outcome, Returned) and not code):
+            return
+        ending = failures.unreported(rank, moment, code, self._error_files[rank], self._files, why_unknown)
+        if rank not in self.stopped and rank not in self.interrupted:
+            self.failures.append(self._failure(ending))
+        elif outcome is None:
+            self._silent[rank] = ending
 
-    def unfinished(self, moment: float) -> list[Failure]:
+    def unfinished(self) -> list[Failure]:
         """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""
-        endings = [
-            Ending.of(outcome)
-            if isinstance(outcome := self.reported.get(rank), (Raised, Leaving))
-            else self._unreported(rank, moment, process.exitcode or 0)
-            for rank, process in enumerate(self._processes)
-            if not isinstance(self.reported.get(rank), Returned)
-        ]
-        return [self._failure(ending) for ending in endings]
+        reported = {
+            rank: Ending.of(outcome)
+            for rank, outcome in self.reported.items()
+            if isinstance(outcome, (Raised, Leaving))
+        }
+        return [self._failure(ending) for _, ending in sorted({**reported, **self._silent}.items())]
 
     def _failure(self, ending: Ending) -> Failure:
         return failures.failure(ending, self._processes[ending.rank].pid or 0, self._files)
-
-    def _unreported(self, rank: int, moment: float, code: int | None, why_unknown: str = "") -> Ending:
-        return failures.unreported(rank, moment, code, self._error_files[rank], self._files, why_unknown)

@@ -55,6 +55,8 @@ class SignalSender:
             (signals.send_to_main_thread if number == signal.SIGINT else signals.send)(pid, number)
         elif number == signal.SIGKILL:
             self._unreached.add(rank)
+        else:
+            forkserver.server.abandon_if_lost()  # it is frozen: its end is that of the ranks which it has not begun
 
     def interrupt_again(self) -> None:
         """Send SIGINT once more, which is not announced, and so is no interrupt to the ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import resource
@@ -26,9 +27,9 @@ from leftovers import marked_pids, until
 from methods import SUPPORT
 
 import nbspawn
-from nbspawn._engine import forkserver, guardian, inherited
+from nbspawn._engine import contexts, forkserver, guardian, inherited
 from nbspawn._engine.channel import Hub
-from nbspawn._engine.directories import remove_stale
+from nbspawn._engine.directories import OwnedDirectory, remove_stale
 from nbspawn._engine.guard import Guard, guard
 from nbspawn._protocol.messages import Close, Event, Imported, Started
 from nbspawn._rank.channel import Channel
@@ -127,6 +128,17 @@ import time; time.sleep(60)"""
     assert reply.evalue.startswith("rank 0 of 2: ValueError: the real one"), reply
     assert "were deleted" in reply.traceback
     assert ok(kernel.execute(f"%%spawn 2 -m {method}\nrank")).result == "[0] 0\n[1] 1"
+
+
+@clean
+def test_a_cleaner_of_old_files_finds_the_directory_locked() -> None:
+    """systemd-tmpfiles spares a directory for that, however old it is."""
+    owned = OwnedDirectory("runs")
+    fd = os.open(owned.path, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(fd)
+    owned.remove()
 
 
 def test_a_deleted_directory_of_the_fork_server(kernel: Kernel) -> None:
@@ -365,6 +377,43 @@ def test_stop_while_the_fork_server_is_stopped(kernel: Kernel, method: str) -> N
     assert ok(kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
 
 
+def start_in_frozen_server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A rank that was handed to a fork server which froze before it read that. It would never end."""
+    nbspawn.spawn(ranks.succeed, start_method="forkserver")
+    frozen = forkserver.server._current._forkserver_pid
+    give = contexts.prepared
+
+    def freeze(*args: Any, **kwargs: Any) -> bytes:
+        os.kill(frozen, signal.SIGSTOP)
+        return give(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contexts, "prepared", freeze)
+        return nbspawn.spawn(ranks.wait_for_file, ("/never", 0), start_method="forkserver", join=False)
+
+
+@clean
+def test_stop_ends_ranks_that_a_frozen_fork_server_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: no signal can reach them, and no grace period is of use to them."""
+    context = start_in_frozen_server(monkeypatch)
+    assert not context.join(0)
+    context.interrupt()
+    with pytest.raises(nbspawn.RankExitedError, match="the fork server was killed"):
+        assert context.join(30)
+    forkserver.server.get()
+
+
+@clean
+def test_a_kill_reaches_a_rank_whose_fork_server_wakes_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was not known when the others were killed."""
+    context = start_in_frozen_server(monkeypatch)
+    frozen = forkserver.server._current._forkserver_pid
+    context._signal(signal.SIGKILL)
+    os.kill(frozen, signal.SIGCONT)
+    with pytest.raises(nbspawn.RankExitedError, match="SIGKILL"):
+        assert context.join(30)
+
+
 @clean
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_guardian_is_started_again(number: signal.Signals) -> None:
@@ -375,6 +424,18 @@ def test_the_guardian_is_started_again(number: signal.Signals) -> None:
     until(lambda: not lives(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     nbspawn.spawn(ranks.succeed, start_method="fork")
     assert guard.pid not in (pid, None) and not lives(pid)
+
+
+@clean
+def test_the_guardian_is_started_again_while_ranks_run(tmp_path: Path) -> None:
+    """If the kernel died later in the same run, nobody else would end what the ranks leave behind."""
+    context = waiting(tmp_path, 7, "fork")
+    pid = guard.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: context.poll(0.05) is not None and guard.pid != pid)
+    (tmp_path / "go").touch()
+    assert context.join(30)
 
 
 def test_the_guardian_serves_several_threads(tmp_path: Path) -> None:

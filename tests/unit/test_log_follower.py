@@ -72,3 +72,19 @@ def test_nothing_beyond_the_ends_is_read(logs: Logs) -> None:
 def test_the_rest_of_a_log_ends_with_a_line_that_has_no_end(logs: Logs) -> None:
     logs.write(1, "a\nb")
     assert logs.follower.read_rest(1) == [Printed(1, ("a",), "b"), Printed(1, ("b",), "")]
+
+
+def test_a_log_that_something_empties_is_read_on(logs: Logs) -> None:
+    """``truncate``, and logrotate's copytruncate."""
+    logs.write(0, "an early line\n")
+    assert lines(logs.follower.read(logs.follower.ends([0]))) == ["an early line"]
+    os.truncate(logs.paths[0], 0)
+    logs.write(0, "late\n")
+    assert lines(logs.follower.read(logs.follower.ends([0]))) == ["late"]
+    os.truncate(logs.paths[0], 0)
+    logs.write(0, "last")
+    assert lines(logs.follower.read_rest(0)) == ["last"]
+
+
+def lines(printed: list[Printed]) -> list[str]:
+    return [line for one in printed for line in one.lines]
