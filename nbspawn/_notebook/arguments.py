@@ -1,16 +1,14 @@
-"""The options of ``%%spawn`` and ``%%ranks``: their names, their help, their checks and their completion."""
+"""The options of ``%%spawn`` and ``%%ranks``: their names, their help and their completion."""
 
 from __future__ import annotations
 
 import argparse
-import builtins
 import functools
-import keyword
-import re
 import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbspawn._notebook import argument_types
 from nbspawn._notebook.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from nbspawn._session.views import View
 
 VIEWS = ("auto", "widget", "html", "text", "quiet")
-_NPROCS = ("auto", "cpu", "gpu", "tpu", "xla")
-_IPYTHONS = re.compile(r"In|Out|get_ipython|exit|quit|_{1,3}|_i{1,3}|_i?\d+|_(dh|ih|oh|sh|exit_code)")
-"""IPython's own variables in the notebook's namespace: without get_ipython no magic works any more."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,93 +27,6 @@ class Parser(argparse.ArgumentParser):
         from nbspawn.errors import UsageError  # imports torch, which %load_ext must not wait for
 
         raise UsageError(f"{message}. {self.prog}? lists the options.")
-
-
-def _ranks(text: str) -> int | str:
-    if text in _NPROCS:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        words = ", ".join(_NPROCS)
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor one of {words}") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-
-
-def _threads(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"the number of threads must be 1 or more, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"the seed must be between 0 and {2**32 - 1}, got {text!r}")
-    return int(text)
-
-
-def _devices(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of device numbers such as 0,2") from None
-
-
-def _numbers(text: str) -> frozenset[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,2")
-    return frozenset(map(int, text.split(",")))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of 1 or more, got {text!r}")
-    return int(text)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
-def _variable(text: str) -> str:
-    if not text.isidentifier():
-        refusal = "cannot be the name of a variable"
-    elif keyword.iskeyword(text):
-        refusal = "is a Python keyword: choose another name"
-    elif _IPYTHONS.fullmatch(text):
-        refusal = "is one of IPython's own variables: choose another name"
-    elif text.startswith("__") and text.endswith("__"):
-        refusal = "is reserved by Python, as every name with two underscores at both ends: choose another"
-    elif hasattr(builtins, text):
-        refusal = "is a Python builtin, which the notebook needs: choose another name"
-    else:
-        return text
-    raise argparse.ArgumentTypeError(f"{text!r} {refusal}")
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"\w+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be a name: use letters, digits and _")
-    return text
-
-
-def _names(text: str) -> list[str]:
-    return [_variable(name) for name in text.split(",")]
-
-
-def _which(text: str) -> str:
-    if not re.fullmatch(r"@\w+|{0}(,{0})*".format(r"(-?\d+|(-?\d+)?:(-?\d+)?)"), text):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither ranks, such as 0,2 or 1:, nor a name, such as @eval")
-    return text
 
 
 def _parser() -> Parser:
@@ -133,16 +41,16 @@ def _parser() -> Parser:
     add(
         "nprocs",
         metavar="NPROCS",
-        type=_ranks,
+        type=argument_types.ranks,
         nargs="?",
         help="how many ranks: a number, cpu (one per core), gpu (one per GPU), xla or tpu (one per TPU chip, by "
         "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core)",
     )
-    add("--nnodes", metavar="K", type=_count, help="number of machines, as under torchrun: 1")
+    add("--nnodes", metavar="K", type=argument_types.count, help="number of machines, as under torchrun: 1")
     add(
         "--nproc-per-node",
         metavar="M",
-        type=_count,
+        type=argument_types.count,
         help="ranks per machine, as under torchrun: another name for NPROCS",
     )
     add(
@@ -163,23 +71,23 @@ def _parser() -> Parser:
     add(
         "--env",
         metavar="K=V",
-        type=_setting,
+        type=argument_types.setting,
         nargs="+",
         action="extend",
         default=[],
         help="environment variables of the ranks",
     )
-    add("--devices", metavar="0,2", type=_devices, help="the GPUs that the ranks may use (default: all)")
+    add("--devices", metavar="0,2", type=argument_types.devices, help="the GPUs that the ranks may use (default: all)")
     add(
         "--threads",
         metavar="N",
-        type=_threads,
+        type=argument_types.threads,
         help="intra-op threads per rank (default: OMP_NUM_THREADS, else the cores divided by the ranks)",
     )
     add(
         "--seed",
         metavar="N",
-        type=_seed,
+        type=argument_types.seed,
         help="rank r seeds random, numpy and torch with N + r (default: different random numbers in each run)",
     )
     add(
@@ -191,25 +99,40 @@ def _parser() -> Parser:
     add(
         "--name",
         metavar="NAME",
-        type=_name,
+        type=argument_types.name,
         help="a name for kept ranks or a run in the background: %%%%ranks @NAME",
     )
-    add("--idle-timeout", metavar="S", type=_seconds, help="end kept ranks that have been idle for S seconds")
+    add(
+        "--idle-timeout",
+        metavar="S",
+        type=argument_types.seconds,
+        help="end kept ranks that have been idle for S seconds",
+    )
     add("--debugpy", action="store_true", help="listen for VS Code's debugger in each rank, on a loopback port")
     _add_seen(add)
     return parser
 
 
 def _add_common(add: Callable[..., Any]) -> None:
-    add("-o", "--out", metavar="NAME", type=_variable, help="bind the results, a sequence by rank, to NAME")
     add(
-        "-t", "--timeout", metavar="S", type=_seconds, help="stop the ranks after S seconds and show where each one was"
+        "-o",
+        "--out",
+        metavar="NAME",
+        type=argument_types.variable,
+        help="bind the results, a sequence by rank, to NAME",
+    )
+    add(
+        "-t",
+        "--timeout",
+        metavar="S",
+        type=argument_types.seconds,
+        help="stop the ranks after S seconds and show where each one was",
     )
     add(
         "-g",
         "--grace-period",
         metavar="S",
-        type=_seconds,
+        type=argument_types.seconds,
         help="seconds between KeyboardInterrupt and SIGTERM when ranks are stopped (default 3)",
     )
 
@@ -228,7 +151,7 @@ def _add_seen(add: Callable[..., Any]) -> None:
     add(
         "--local-ranks-filter",
         metavar="0,1",
-        type=_numbers,
+        type=argument_types.numbers,
         help="show the output of these ranks only, as under torchrun (the logs contain all)",
     )
     add("-h", "--help", action="store_true", help="show this and run nothing")
@@ -245,11 +168,29 @@ def _ranks_parser() -> Parser:
         + ".",
     )
     add = parser.add_argument
-    add("which", metavar="WHICH", type=_which, nargs="*", help="ranks, such as 0,2 or 1:, and a session's name: @eval")
+    add(
+        "which",
+        metavar="WHICH",
+        type=argument_types.which,
+        nargs="*",
+        help="ranks, such as 0,2 or 1:, and a session's name: @eval",
+    )
     _add_common(add)
-    add("--push", metavar="A,B", type=_names, default=[], help="send these variables of the notebook to the ranks")
+    add(
+        "--push",
+        metavar="A,B",
+        type=argument_types.names,
+        default=[],
+        help="send these variables of the notebook to the ranks",
+    )
     add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no magic line
-    add("--pull", metavar="A,B", type=_names, default=[], help="fetch these variables, each as a sequence by rank")
+    add(
+        "--pull",
+        metavar="A,B",
+        type=argument_types.names,
+        default=[],
+        help="fetch these variables, each as a sequence by rank",
+    )
     _add_seen(add)
     return parser
 
@@ -323,7 +264,7 @@ def selected(which: list[str], nprocs: int) -> list[int]:
     """The ranks, of ``nprocs``, that ``0,2`` or ``1:`` selects; all if ``which`` names none. Raises UsageError for a
     rank that does not exist, or an empty selection."""
     try:
-        parts = [part for word in which if not word.startswith("@") for part in _which(word).split(",")]
+        parts = [part for word in which if not word.startswith("@") for part in argument_types.which(word).split(",")]
     except argparse.ArgumentTypeError as error:
         RANKS_PARSER.error(str(error))
     if not parts:
@@ -346,7 +287,7 @@ def session_names(which: list[str]) -> list[str]:
     """The names after ``@``, without duplicates. Raises UsageError for an invalid name."""
     names = [word[1:] for word in which if word.startswith("@")]
     try:
-        return list(dict.fromkeys(map(_name, names)))
+        return list(dict.fromkeys(map(argument_types.name, names)))
     except argparse.ArgumentTypeError as error:
         RANKS_PARSER.error(str(error))
 
@@ -377,5 +318,5 @@ def complete(line: str) -> list[str]:
             if action.nargs != 0:
                 return []
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    words = [*_NPROCS] if parser is PARSER and partial else []
+    words = [*argument_types.NPROCS] if parser is PARSER and partial else []
     return [word for word in (*options, *words) if word.startswith(partial)]

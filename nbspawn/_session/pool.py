@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from nbspawn._engine import inherited, made_for_one, xla
-from nbspawn._engine.base import Engine
+from nbspawn._engine import inherited, made_for_one
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._engine.jobs import FunctionJob, Job, fill, pack
-from nbspawn._engine.launch import resolve_start, start
+from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.frames import Stack
-from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
-from nbspawn._protocol.payload import Shared
 from nbspawn._rank import namespace
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
 from nbspawn._session.options import CommandOptions
+from nbspawn._session.started import StartedRanks, start_ranks
 from nbspawn._session.supervisor import Supervisor
 from nbspawn._state.run import Run
 from nbspawn.errors import StartError, UsageError, root_cause_first
@@ -40,27 +36,6 @@ _log = logging.getLogger(__name__)
 
 _LEAVE = 3.0  # seconds to exit cleanly: to destroy a process group, to run the atexit handlers
 _KILLED = 5.0  # seconds within which killed ranks have ended
-
-
-@dataclass
-class _Ranks:
-    """State of the ranks since they were started; replaced as a whole when new ones are."""
-
-    engine: Engine
-    how: tuple[str, str] = ("", "")
-    """The start method and the reason for it."""
-    notes: tuple[str, ...] = ()
-    since: float = field(default_factory=time.monotonic)
-    packed: float = 0.0
-    """When the payload of the current command was packed."""
-    known: list[set[str]] = field(default_factory=list)
-    """By rank: the files of the notebook's cells that were sent to it."""
-    used: bool = False
-    """Has a command been sent?"""
-    cut: bool = False
-    """Did the notebook show less than their whole output?"""
-    regrouped: bool = False
-    """Has the process group of ``backend`` been created again?"""
 
 
 class Pool:
@@ -78,7 +53,7 @@ class Pool:
         """The last background run, whether or not it has ended."""
         self.ended = ""
         """Why the ranks have ended; '' if they are alive as far as is known, or were never started."""
-        self._ranks: _Ranks | None = None
+        self._ranks: StartedRanks | None = None
         self._commands = 0
         self._working = threading.Lock()
         self._work = ""
@@ -131,7 +106,7 @@ class Pool:
         """The log with the rank's whole output."""
         return self._started().engine.log_path(rank)
 
-    def _started(self) -> _Ranks:
+    def _started(self) -> StartedRanks:
         if self._ranks is None:
             raise StartError(f"there are no ranks ({self.ended or 'none have been started'})")
         return self._ranks
@@ -239,12 +214,13 @@ class Pool:
         self._commands += 1
         _log.debug("command %d, %s: begins", self._commands, job.title)
         command = replace(job.command, command_number=self._commands, pdb=options.pdb, show_locals=options.show_locals)
-        if self._ranks is None:
-            self._start(job, command, interrupts)
-            release: Callable[[], None] = _nothing_to_release
-        else:
-            release = self._send(job, command, selected, interrupts)
-        current = self._started()
+        with ExitStack() as held:
+            if self._ranks is None:
+                self._ranks = start_ranks(self.options, job, command, interrupts)
+            else:
+                self._ranks.send(job, command, selected, interrupts, held)
+            release = held.pop_all().close
+        current = self._ranks
         how, notes = (("kept ranks", ""), ()) if current.used else (current.how, current.notes)
         engine = current.engine
         run = Run.new(self.nprocs, *how, engine.log_dir, started, engine.cell, job.source, job.names)
@@ -259,76 +235,6 @@ class Pool:
             supervisor.open(run)
             undo.pop_all()
         return _Command(self, current, supervisor, run, release)
-
-    def _start(self, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag) -> None:
-        options = self.options
-        how = resolve_start(job, options, interrupts)
-        notes: tuple[str, ...] = ()
-        if options.accelerator == "xla":
-            notes = tuple(filter(None, [xla.note(self.nprocs, {**os.environ, **options.env}, options.backend)]))
-        since = time.monotonic()
-        _log.debug("%d ranks start: %s, %s", self.nprocs, how.title, how.why)
-        engine = start(job, command, how, options)
-        if options.keep:
-            engine.serve()
-        known = [set(job.sources) for _ in range(self.nprocs)]
-        self._ranks = _Ranks(engine, (how.title, how.why), notes, since, packed=since, known=known)
-
-    def _send(
-        self, job: Job, command: RunCell | RunFunction, selected: Sequence[int], interrupts: InterruptFlag
-    ) -> Callable[[], None]:
-        """Send the command; returns a function to call when the ranks have run it."""
-        ranks = self._started()
-        release: Callable[[], None] = _nothing_to_release
-        if job.variables:
-            packed = pack(job, interrupts)
-            release = packed.close
-            try:
-                if packed.spawn_arguments:
-                    raise StartError(
-                        "queues, locks and shared tensors can be passed to ranks only when they are started"
-                    )
-                fill(packed)
-            except BaseException:
-                packed.close()
-                raise
-            paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in packed.fds]
-            command = replace(command, payload=Shared(paths, packed.sizes))
-        ranks.packed = time.monotonic()
-        ranks.engine.run({rank: self._with_unknown_sources(rank, command) for rank in selected})
-        return release
-
-    def _with_unknown_sources(self, rank: int, command: RunCell | RunFunction) -> RunCell | RunFunction:
-        """The command with those sources that the rank does not have yet: a notebook may have hundreds of cells."""
-        if isinstance(command, RunFunction):
-            return command
-        known = self._started().known[rank]
-        unknown = command.sources.keys() - known
-        known |= unknown
-        if len(unknown) == len(command.sources):
-            return command
-        return replace(command, sources={name: command.sources[name] for name in unknown})
-
-    def _regroup_if_broken(self, run: Run) -> Run:
-        """Have the ranks create the process group of ``backend`` again, if a command may have broken it: after an error
-        one rank has made collective calls that others have not."""
-        ranks = self._started()
-        engine = ranks.engine
-        if not self.options.keep:
-            return run
-        if not engine.complete:
-            note = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
-        elif any(rank.stop for rank in run.ranks) or any(
-            failure.is_echo or UNGROUPED in failure.what for failure in engine.failures
-        ):
-            try:
-                note = "The process group was broken, and is created again." if engine.regroup() else ""
-                ranks.regrouped = ranks.regrouped or bool(note)
-            except OSError as error:
-                note = f"The process group was broken, and cannot be created again yet: {error.strerror}."
-        else:
-            note = ""
-        return replace(run, notes=(*run.notes, note)) if note else run
 
     # ------------------------------------------------------------ the end
 
@@ -392,7 +298,7 @@ class _Command:
     """A running command."""
 
     def __init__(
-        self, pool: Pool, ranks: _Ranks, supervisor: Supervisor, run: Run, release: Callable[[], None]
+        self, pool: Pool, ranks: StartedRanks, supervisor: Supervisor, run: Run, release: Callable[[], None]
     ) -> None:
         self.supervisor = supervisor
         self._pool = pool
@@ -403,7 +309,7 @@ class _Command:
     def finish(self) -> Results[Any]:
         """Supervise the command to its end; returns its results."""
         try:
-            return self.supervisor.results(self._run, self._pool._regroup_if_broken)
+            return self.supervisor.results(self._run, self._ranks.regroup_if_broken)
         finally:
             self._release()
             self._ranks.cut = self._ranks.cut or self.supervisor.cut
@@ -428,7 +334,3 @@ def end_all() -> None:
     """At the kernel's exit."""
     for pool in list(_pools):
         pool.close(0.0)
-
-
-def _nothing_to_release() -> None:
-    """A command without a payload leaves nothing to release."""

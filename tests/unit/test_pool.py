@@ -8,7 +8,8 @@ from fake_engine import FakeEngine
 import nbspawn
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._session.pool import Pool, _Ranks
+from nbspawn._session.pool import Pool
+from nbspawn._session.started import StartedRanks
 from nbspawn.errors import Failure
 
 
@@ -18,7 +19,7 @@ def nothing(rank: int) -> None:
 
 def pool_of(engine: FakeEngine) -> Pool:
     pool = Pool(LaunchOptions(nprocs=engine.nprocs, keep=True))
-    pool._ranks = _Ranks(engine)
+    pool._ranks = StartedRanks(engine)
     return pool
 
 

@@ -1,0 +1,113 @@
+"""Ranks that have been started: how, what they have been sent since, and whether their process group is whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from nbspawn._engine import xla
+from nbspawn._engine.base import Engine
+from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.jobs import Job, fill, pack
+from nbspawn._engine.launch import resolve_start, start
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
+from nbspawn._protocol.payload import Shared
+from nbspawn._state.run import Run
+from nbspawn.errors import StartError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class StartedRanks:
+    """Replaced as a whole when new ranks are started."""
+
+    engine: Engine
+    how: tuple[str, str] = ("", "")
+    """The start method and the reason for it."""
+    notes: tuple[str, ...] = ()
+    since: float = field(default_factory=time.monotonic)
+    packed: float = 0.0
+    """When the payload of the current command was packed."""
+    known: list[set[str]] = field(default_factory=list)
+    """By rank: the files of the notebook's cells that were sent to it."""
+    kept: bool = False
+    used: bool = False
+    """Has a command been sent?"""
+    cut: bool = False
+    """Did the notebook show less than their whole output?"""
+    regrouped: bool = False
+    """Has the process group of ``backend`` been created again?"""
+
+    def send(
+        self,
+        job: Job,
+        command: RunCell | RunFunction,
+        selected: Sequence[int],
+        interrupts: InterruptFlag,
+        held: ExitStack,
+    ) -> None:
+        """Send the command to these ranks. What they need until they have run it is ``held``."""
+        if job.variables:
+            packed = pack(job, interrupts)
+            held.callback(packed.close)
+            if packed.spawn_arguments:
+                raise StartError("queues, locks and shared tensors can be passed to ranks only when they are started")
+            fill(packed)
+            paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in packed.fds]
+            command = replace(command, payload=Shared(paths, packed.sizes))
+        self.packed = time.monotonic()
+        self.engine.run({rank: self._with_unknown_sources(rank, command) for rank in selected})
+
+    def _with_unknown_sources(self, rank: int, command: RunCell | RunFunction) -> RunCell | RunFunction:
+        """The command with those sources that the rank does not have yet: a notebook may have hundreds of cells."""
+        if isinstance(command, RunFunction):
+            return command
+        unknown = command.sources.keys() - self.known[rank]
+        self.known[rank] |= unknown
+        if len(unknown) == len(command.sources):
+            return command
+        return replace(command, sources={name: command.sources[name] for name in unknown})
+
+    def regroup_if_broken(self, run: Run) -> Run:
+        """Have kept ranks create the process group of ``backend`` again, if a command may have broken it: after an
+        error one rank has made collective calls that others have not."""
+        engine = self.engine
+        if not self.kept:
+            return run
+        if not engine.complete:
+            note = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
+        elif any(rank.stop for rank in run.ranks) or any(
+            failure.is_echo or UNGROUPED in failure.what for failure in engine.failures
+        ):
+            try:
+                note = "The process group was broken, and is created again." if engine.regroup() else ""
+                self.regrouped = self.regrouped or bool(note)
+            except OSError as error:
+                note = f"The process group was broken, and cannot be created again yet: {error.strerror}."
+        else:
+            note = ""
+        return replace(run, notes=(*run.notes, note)) if note else run
+
+
+def start_ranks(
+    options: LaunchOptions, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag
+) -> StartedRanks:
+    """Start ranks with their first command. Errors as in ``resolve_start`` and ``start`` (_engine/launch.py)."""
+    how = resolve_start(job, options, interrupts)
+    nprocs = int(options.nprocs)
+    notes: tuple[str, ...] = ()
+    if options.accelerator == "xla":
+        notes = tuple(filter(None, [xla.note(nprocs, {**os.environ, **options.env}, options.backend)]))
+    since = time.monotonic()
+    _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
+    engine = start(job, command, how, options)
+    if options.keep:
+        engine.serve()
+    known = [set(job.sources) for _ in range(nprocs)]
+    return StartedRanks(engine, (how.title, how.why), notes, since, since, known, options.keep)
