@@ -238,13 +238,13 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
 def _stack_of(pid: int, written: int) -> bytes:
     """What the child that hangs writes when it is asked where; nothing if it hangs in fork itself."""
     os.kill(pid, STACK)
-    told = b""
-    while select.select([written], [], [], 0.1 if told else 1.0)[0]:  # it comes line by line
+    text = b""
+    while select.select([written], [], [], 0.1 if text else 1.0)[0]:  # it comes line by line
         line = os.read(written, 65536)
         if not line:
             break  # the signal has ended the child
-        told += line
-    return told
+        text += line
+    return text
 
 
 # ---------------------------------------------------------------- OpenMP

@@ -91,12 +91,14 @@ def start(job: Job, command: RunCell | RunFunction, how: Start, options: LaunchO
                     filled.result()
                 context = LocalContext(started, files, resources, launch, logs)
         except (OSError, EOFError) as refusal:
-            told = f"the system did not start {nprocs} ranks: {refusal}"
+            message = f"the system did not start {nprocs} ranks: {refusal}"
             if getattr(refusal, "errno", None) in _NO_ROOM:
-                told += f" in {tempfile.gettempdir()!r}. Make room there, or start the kernel with another TMPDIR."
+                message += f" in {tempfile.gettempdir()!r}. Make room there, or start the kernel with another TMPDIR."
             elif not _has_directory():
-                told = "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
-            raise StartError(told) from None
+                message = (
+                    "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
+                )
+            raise StartError(message) from None
         undo.pop_all()
         if packed is not None:
             packed.close()

@@ -136,7 +136,7 @@ class Name(str):
 
 
 def cells(tool: Tool, task: Task, folder: str, port: int) -> list[str]:
-    """What the person types."""
+    """What the user types."""
     given = [port if arg is Port else arg for arg in task.args]
     args = [folder if tool.literal else Name("FOLDER"), *given]
     words = " ".join(shlex.quote(repr(arg)) for arg in args)
@@ -172,8 +172,8 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
         ran = [kernel.try_(cell, look_for="ValueError") for cell in typed]
         hangs = False
         if any(one.error for one in ran) and not task.raises:
-            told = "\n".join(one.text[-3000:] for one in ran)
-            raise RuntimeError(f"{tool.name}, {task.name}: {ran[-1].error}\n{told}")
+            message = "\n".join(one.text[-3000:] for one in ran)
+            raise RuntimeError(f"{tool.name}, {task.name}: {ran[-1].error}\n{message}")
         values = tool.values if task.name.startswith("give") else ""
         if values:  # in the cell's time: a value that is not read may not be there yet
             ran.append(kernel.run(f"READ = [touched(one) for one in {values}]"))
@@ -183,8 +183,8 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
         try:
             return task.figures(Turn(ran[0], ran[-1], moments, kernel))
         except KeyError as absent:
-            told = "\n".join(one.text[-3000:] for one in ran)
-            raise RuntimeError(f"{tool.name}, {task.name}: no rank told {absent}\n{told}") from None
+            message = "\n".join(one.text[-3000:] for one in ran)
+            raise RuntimeError(f"{tool.name}, {task.name}: no rank message {absent}\n{message}") from None
     finally:
         for path in Path(folder).iterdir():
             path.unlink()
@@ -614,14 +614,14 @@ def matrix(todo: list[Task], results: Results) -> str:
             if task.tools is WARM or not found:
                 continue
             floor = "" if row.floor in names else row.floor
-            told = []
+            message = []
             for name in [*names, *filter(None, [floor])]:
                 values = [row.scale * value for value in found.get(name, {}).values()]
                 missing = results.missing.get(task.name, {}).get(name, "")
                 hangs, fails = "hang" in missing or "no word" in missing, missing.startswith("failed")
                 why = "hangs" if hangs else "fails" if fails else "–"
-                told.append(_number(statistics.median(values)) if values else why)
-            lines.append(f"| {row.title}, {row.unit} | {' | '.join(told)} {'' if floor else '|'} |")
+                message.append(_number(statistics.median(values)) if values else why)
+            lines.append(f"| {row.title}, {row.unit} | {' | '.join(message)} {'' if floor else '|'} |")
     return "\n".join(lines)
 
 
@@ -648,8 +648,8 @@ def main() -> None:
     parser.add_argument("--matrix", type=Path, metavar="PATH", help="show such a file as one table; measure nothing")
     given = parser.parse_args()
     if given.matrix is not None:
-        told = json.loads(given.matrix.read_text())
-        print(told["machine"], matrix(todo, Results(told["figures"], told["missing"])), sep="\n\n")
+        message = json.loads(given.matrix.read_text())
+        print(message["machine"], matrix(todo, Results(message["figures"], message["missing"])), sep="\n\n")
         return
     wanted = tuple(given.tasks.split(","))
     chosen = tuple(given.tools.split(","))
@@ -671,8 +671,8 @@ def main() -> None:
                     run(task, kernels, results, rounds, task.slow_rounds or total)
                     print(f"  sweep {sweep + 1}, {task.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
                 if given.json is not None:
-                    told = {"machine": machine(), "figures": results.figures, "missing": results.missing}
-                    given.json.write_text(json.dumps(told, indent=1))
+                    message = {"machine": machine(), "figures": results.figures, "missing": results.missing}
+                    given.json.write_text(json.dumps(message, indent=1))
     for task in todo:
         for key, row in task.rows.items():
             print("\n" + "\n".join(section(task, key, row, results)))

@@ -129,14 +129,16 @@ def _note(message: dict[str, Any], ran: Ran, texts: list[str], displays: dict[st
     kind, content = message["msg_type"], message["content"]
     if kind == "status":
         return bool(content["execution_state"] == "idle")
-    told = [content["text"]] if kind == "stream" else [text for text in content.get("data", {}).values()]
-    told += content.get("traceback", [])
+    reported = [content["text"]] if kind == "stream" else [text for text in content.get("data", {}).values()]
+    reported += content.get("traceback", [])
     shown = content.get("transient", {}).get("display_id", f"{len(displays)} is another")
-    displays[shown] = (0 if kind.endswith("display_data") else displays.get(shown, 0)) + sum(map(len, map(str, told)))
-    if look_for and not ran.visible and any(look_for in str(text) for text in told):
+    displays[shown] = (0 if kind.endswith("display_data") else displays.get(shown, 0)) + sum(
+        map(len, map(str, reported))
+    )
+    if look_for and not ran.visible and any(look_for in str(text) for text in reported):
         ran.visible = time.monotonic()
     if kind == "stream":
-        texts += told
+        texts += reported
     return False
 
 

@@ -176,15 +176,15 @@ def run() -> None:
         try:
             kernel.run("%load_ext nbspawn\nimport overhead\noverhead.prepare()")
 
-            def told(call: str) -> Any:
+            def message(call: str) -> Any:
                 cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 -o TOLD\noverhead.{call}"
                 return kernel.run(cell, "list(TOLD)").value
 
-            usual = {loop: told(f"shares(rank, {loop!r})") for loop in LOOPS}
+            usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
             kernel.run(f"overhead.hasten({given.often})")
             for loop in LOOPS:
                 for part in PARTS:
-                    ranks = told(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})")
+                    ranks = message(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})")
                     _tell(loop, part, ranks, given.often, statistics.mean(rank[part] for rank in usual[loop]))
         finally:
             kernel.close()

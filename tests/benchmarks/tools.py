@@ -1,4 +1,4 @@
-"""nbspawn and its peers: how a person has each of them run a function of ``work.py`` on N ranks, from a notebook."""
+"""nbspawn and its peers: how a user has each of them run a function of ``work.py`` on N ranks, from a notebook."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tool:
     """What the function returned, by rank."""
     needs: str = "torch"
     own_group: bool = False
-    """Ranks can meet without a port of the person's choice."""
+    """Ranks can meet without a port of the user's choice."""
     literal: bool = False
     slow: bool = False
     cannot: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A person in JupyterLab, and in Notebook 7: what is seen under a cell, what Stop does, what stays without a kernel."""
+"""A user in JupyterLab, and in Notebook 7: what is seen under a cell, what Stop does, what stays without a kernel."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ dist.barrier()"""
     expect(outputs.nth(0).locator("table").first).to_contain_text("✗ failed")
     error = outputs.last
     expect(error).to_contain_text("RankRaisedError: rank 1 of 2: KeyError: 'hieght' (line 4)")
-    told = error.inner_text()
-    assert told.count("Traceback") <= 1 and "Cell In[2], line 2" in told and "Cell In[3], line 4" in told
-    assert "nbspawn/" not in told
+    message = error.inner_text()
+    assert message.count("Traceback") <= 1 and "Cell In[2], line 2" in message and "Cell In[3], line 4" in message
+    assert "nbspawn/" not in message
 
 
 @in_lab
@@ -123,8 +123,8 @@ dist.barrier()"""
     printed = notebook.printed(1)
     expect(printed).to_contain_text("of rank 0")
     expect(printed).to_contain_text("of rank 1")
-    told = dict(re.findall(r"pid (\d+) of rank (\d)", printed.inner_text()))
-    pids = sorted(map(int, told), key=lambda pid: told[str(pid)])
+    message = dict(re.findall(r"pid (\d+) of rank (\d)", printed.inner_text()))
+    pids = sorted(map(int, message), key=lambda pid: message[str(pid)])
     outputs.locator("select").select_option("output of rank 1")
     expect(outputs.locator(".jupyter-widgets pre")).to_have_text(f"pid {pids[1]} of rank 1")
     expect(table).to_contain_text("Rank 0 has waited")

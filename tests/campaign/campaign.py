@@ -48,7 +48,7 @@ from kernels import Cell, Kernel, Reply, lives
 
 GRACE = 0.5  # seconds, of every cell here
 _STOPPED_WITHIN = GRACE + 3.0  # seconds after the last press of Stop
-_PATIENCE = 2.5  # seconds, after which a person presses Stop: most cells take less
+_PATIENCE = 2.5  # seconds, after which a user presses Stop: most cells take less
 _HANGS = 90.0  # seconds: no cell here takes nearly as long
 
 PRELUDE = """\
@@ -286,7 +286,7 @@ class Campaign:
         return self.kernel.submit(f"%%spawn {options}\n{body}")
 
     def _ended(self, step: Step, cell: Cell) -> Reply:
-        """Read on until the cell ends; press Stop where nothing else ends it, as a person would."""
+        """Read on until the cell ends; press Stop where nothing else ends it, as a user would."""
         began = time.monotonic()
         kernel = self.kernel
         while not cell.over and kernel.alive:

@@ -11,5 +11,5 @@ def test_a_short_campaign() -> None:
     """The bounds are wide: they find what hangs, on whatever machine."""
     program = Path(__file__).parent / "campaign.py"
     command = [sys.executable, program, "--seed", "11", "--steps", "8", "--slack", "10"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    message = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert message.returncode == 0, message.stdout + message.stderr

@@ -344,18 +344,18 @@ def test_timeout_says_where_every_rank_stood(method: str, tmp_path: Path) -> Non
 
 @contextmanager
 def interrupted_when_running(folder: Path) -> Iterator[None]:
-    """By a person who sees that both ranks run."""
+    """By a user who sees that both ranks run."""
 
     def press() -> None:
         if until(lambda: len(list(folder.glob("running-*"))) == 2):
             os.kill(os.getpid(), signal.SIGINT)
 
-    person = threading.Thread(target=press)
-    person.start()
+    user = threading.Thread(target=press)
+    user.start()
     try:
         yield
     finally:
-        person.join()
+        user.join()
 
 
 @pytest.mark.timing
@@ -376,12 +376,12 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         if until(lambda: all(context.stopping for context in local.running)):
             os.kill(os.getpid(), signal.SIGINT)
 
-    person = threading.Thread(target=press_twice)
-    person.start()
+    user = threading.Thread(target=press_twice)
+    user.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         spawn(ranks.swallow_interrupts, str(tmp_path), grace_period=30.0)
-    person.join()
+    user.join()
     assert time.monotonic() - started < 10
 
 
@@ -491,8 +491,8 @@ print(count() - before, list(nbspawn.spawn(ranks.square, nprocs=2)))
 """,
         stdout=subprocess.PIPE,
     )
-    told, after = ran.communicate(timeout=60)[0].splitlines()
-    assert "64 ranks need" in told and "the system allows 150" in told and "fewer ranks" in told
+    message, after = ran.communicate(timeout=60)[0].splitlines()
+    assert "64 ranks need" in message and "the system allows 150" in message and "fewer ranks" in message
     assert after == "0 [0, 1]"
 
 

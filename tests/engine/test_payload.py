@@ -638,11 +638,11 @@ def make_report(numbers: Any, namespace: dict[str, Any]) -> object:
 
 
 def test_a_class_that_ranks_define_alike_is_one_in_the_kernel() -> None:
-    def told(rank: int, limit: int) -> Any:
+    def message(rank: int, limit: int) -> Any:
         with pack((rank, limit)) as packed:
             return ask_rank(packed, make_report)
 
-    first, second, other, same = told(1, 5), told(2, 5), told(1, 0), told(1, 5)
+    first, second, other, same = message(1, 5), message(2, 5), message(1, 0), message(1, 5)
     assert type(first) is type(second) and first == same and first != second
     assert type(other) is not type(first), "its limit is another"
     assert (first.late(), other.late()) == (False, True)

@@ -1,4 +1,4 @@
-"""``python -m nbspawn``: the report that people paste into bug reports."""
+"""``python -m nbspawn``: the report that users paste into bug reports."""
 
 from __future__ import annotations
 

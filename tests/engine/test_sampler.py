@@ -139,7 +139,7 @@ def test_the_samples_add_up_to_the_time_at_each_line() -> None:
 
 
 def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
-    """As with join=False, and a person who comes back tomorrow."""
+    """As with join=False, and a user who comes back tomorrow."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))
     listener.listen()

@@ -80,8 +80,8 @@ def test_a_rank_that_does_not_answer(started: Any) -> None:
     assert found[0].frames and not found[1].frames
     run = Run.new(2, "fork", "", "/logs", 0.0)
     assert "Rank 1: not in the cell's code, or stopped by the system" not in stacks.text({0: found[0]}, at(run))
-    told = stacks.text(found, at(run))
-    assert told[-1] == "Rank 1: starting", "the state is what the run knows of it"
+    message = stacks.text(found, at(run))
+    assert message[-1] == "Rank 1: starting", "the state is what the run knows of it"
 
 
 def test_one_without_an_answer_was_seen_somewhere() -> None:
@@ -179,9 +179,9 @@ def test_other_threads_are_folded() -> None:
 
 def test_deep_stacks_and_many_groups_are_cut() -> None:
     deep = tuple(Frame(CELL, line, "f") for line in range(1, 100))
-    told = stacks.text({0: Stack(deep)}, at(RUN))
-    assert "  ... 75 more calls" in told and told[1] == "  Cell In[4], line 1, in f"
-    assert "  Cell In[4], line 99, in f" in told and len(told) < 60
+    message = stacks.text({0: Stack(deep)}, at(RUN))
+    assert "  ... 75 more calls" in message and message[1] == "  Cell In[4], line 1, in f"
+    assert "  Cell In[4], line 99, in f" in message and len(message) < 60
     many = {rank: Stack((Frame(CELL, rank + 1, "f"),)) for rank in range(30)}
-    told = stacks.text(many, at(Run.new(30, "fork", "", "/logs", 0.0, CELL, (), {})))
-    assert told[-1] == "and 18 more stacks, of other ranks"
+    message = stacks.text(many, at(Run.new(30, "fork", "", "/logs", 0.0, CELL, (), {})))
+    assert message[-1] == "and 18 more stacks, of other ranks"

@@ -308,8 +308,8 @@ def test_what_will_not_say_what_it_is_does_not_hide_a_held_lock() -> None:
 
     lock = threading.Lock()
     with lock:
-        (told,) = fork_safety.stranded({"proxy": weakref.proxy(Gone()), "request": OutOfContext(), "lock": lock})
-    assert told.startswith("lock is a lock that is held")
+        (message,) = fork_safety.stranded({"proxy": weakref.proxy(Gone()), "request": OutOfContext(), "lock": lock})
+    assert message.startswith("lock is a lock that is held")
 
 
 def test_held_lock_that_the_ranks_would_use_is_named() -> None:

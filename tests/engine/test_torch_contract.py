@@ -370,7 +370,7 @@ def test_terminate_kills_what_ignores_sigterm(tmp_path: Path) -> None:
 
 
 def test_keyboard_interrupt_in_join_leaves_the_ranks(tmp_path: Path) -> None:
-    """The person's Ctrl-C ends the call, not the ranks: the next one goes on where it was."""
+    """The user's Ctrl-C ends the call, not the ranks: the next one goes on where it was."""
     context = nbspawn.spawn(ranks.mark_and_sleep, (str(tmp_path),), nprocs=2, join=False, start_method="fork")
     assert until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
     signal.setitimer(signal.ITIMER_REAL, 0.2)

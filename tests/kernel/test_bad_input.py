@@ -152,10 +152,10 @@ def test_what_is_for_one_session_refuses_two(two_sessions: Kernel, line: str) ->
 
 
 def test_sessions_are_listed_by_name(two_sessions: Kernel) -> None:
-    told = ok(two_sessions.execute("%ranks @b")).text()
-    assert "1 ranks @b" in told and "@a" not in told
-    told = ok(two_sessions.execute("%ranks @b @a")).text()
-    assert told.index("@b") < told.index("@a")
+    message = ok(two_sessions.execute("%ranks @b")).text()
+    assert "1 ranks @b" in message and "@a" not in message
+    message = ok(two_sessions.execute("%ranks @b @a")).text()
+    assert message.index("@b") < message.index("@a")
     reply = two_sessions.execute("%ranks @c")
     assert reply.ename == "UsageError" and "there are no kept ranks named 'c'" in reply.traceback
     assert "There are: @a, @b" in reply.traceback
@@ -184,9 +184,9 @@ def test_unloading_says_what_it_ends(own_kernel: Kernel, how: str) -> None:
     ok(own_kernel.execute("%%spawn 3 --background -m fork\nimport time\ntime.sleep(600)"))
     before = [rank.pid for rank in own_kernel.ranks()]
     assert len(before) == 5
-    told = ok(own_kernel.execute(f"%{how}_ext nbspawn")).text()
-    assert "the 2 kept ranks @mine have ended, with their variables: `%%spawn 2 --keep --name mine`" in told
-    assert "the 3 ranks in the background @bg1 have ended: run their cell again" in told
+    message = ok(own_kernel.execute(f"%{how}_ext nbspawn")).text()
+    assert "the 2 kept ranks @mine have ended, with their variables: `%%spawn 2 --keep --name mine`" in message
+    assert "the 3 ranks in the background @bg1 have ended: run their cell again" in message
     wait_gone(before, 10)
     assert not any(map(lives, before))
 
@@ -377,9 +377,9 @@ def shared() -> list[torch.Tensor]:
 def test_too_many_shared_tensors_are_counted(shared: list[torch.Tensor]) -> None:
     with pytest.raises(UnpicklableError) as caught:
         pack_variables({"model": shared, "x": 1})
-    told = str(caught.value)
-    assert told.startswith("model cannot travel to another process: 300 descriptors")
-    assert f"the fork server takes {DESCRIPTORS}." in told and "set_sharing_strategy('file_system')" in told
+    message = str(caught.value)
+    assert message.startswith("model cannot travel to another process: 300 descriptors")
+    assert f"the fork server takes {DESCRIPTORS}." in message and "set_sharing_strategy('file_system')" in message
     pack_variables({"model": shared[:DESCRIPTORS]}).close()
     pack_variables({"views": [shared[0][:1] for _ in range(300)]}).close()
     pack_variables({"numbers": [sharedctypes.RawValue("i") for _ in range(300)]}).close()

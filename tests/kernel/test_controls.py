@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kernels import Cell, Kernel, Reply, wait_gone
-from people import WIDGET, Person
+from users import WIDGET, User
 
 SLEEP = """%%spawn 2 -g {grace}
 import os, time
@@ -31,27 +31,27 @@ def gone_again(cell: Cell) -> None:
 
 
 def test_stop_and_the_cells_after_it(kernel: Kernel) -> None:
-    person = Person(kernel, SLEEP.format(grace=3, then="raise"))
-    person.see_controls()
-    person.click("Stop")
-    reply = person.cell.wait()
+    user = User(kernel, SLEEP.format(grace=3, then="raise"))
+    user.see_controls()
+    user.click("Stop")
+    reply = user.cell.wait()
     assert reply.ename == "KeyboardInterrupt"
     assert reply.table["text/plain"].count("interrupted") == 2
-    assert not person.models, "every widget is closed"
-    gone_again(person.cell)
+    assert not user.models, "every widget is closed"
+    gone_again(user.cell)
     wait_gone(pids(reply), 2)
     assert kernel.value("6 * 7") == 42
 
 
 def test_the_second_stop_kills(kernel: Kernel) -> None:
-    person = Person(kernel, SLEEP.format(grace=60, then="pass"))
-    person.see_controls()
-    person.click("Stop")
-    person.until(lambda: sum("asked" in line for line in person.cell.reply.lines) >= 1, "a rank was asked")
-    person.until(lambda: "Kill" in str(person.models), "the button says what it does")
+    user = User(kernel, SLEEP.format(grace=60, then="pass"))
+    user.see_controls()
+    user.click("Stop")
+    user.until(lambda: sum("asked" in line for line in user.cell.reply.lines) >= 1, "a rank was asked")
+    user.until(lambda: "Kill" in str(user.models), "the button says what it does")
     pressed = time.monotonic()
-    person.click("Kill")
-    reply = person.cell.wait()
+    user.click("Kill")
+    reply = user.cell.wait()
     assert time.monotonic() - pressed < 5
     assert reply.table["text/plain"].count("killed") == 2
 
@@ -65,38 +65,38 @@ while not os.path.exists({go!r}):
 
 
 def test_one_ranks_output(kernel: Kernel, tmp_path: Path) -> None:
-    person = Person(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
-    person.see_controls()
-    person.until(lambda: "HTMLModel" in str(person.models), "the pane is there")
-    person.choose(2)
-    pane = person.find("HTMLModel")
-    person.until(lambda: "only 1" in person.models[pane]["value"], "the pane shows rank 1")
-    assert "&lt;b&gt;only 1" in person.models[pane]["value"] and "only 0" not in person.models[pane]["value"]
+    user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
+    user.see_controls()
+    user.until(lambda: "HTMLModel" in str(user.models), "the pane is there")
+    user.choose(2)
+    pane = user.find("HTMLModel")
+    user.until(lambda: "only 1" in user.models[pane]["value"], "the pane shows rank 1")
+    assert "&lt;b&gt;only 1" in user.models[pane]["value"] and "only 0" not in user.models[pane]["value"]
     (tmp_path / "go").touch()
-    assert person.cell.wait().status == "ok"
+    assert user.cell.wait().status == "ok"
 
 
 def test_queued_cells_run_in_their_order(kernel: Kernel, tmp_path: Path) -> None:
     assert kernel.execute("order = []").status == "ok"
-    person = Person(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
+    user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
     queued = [kernel.submit(f"order.append({number})") for number in range(3)]
-    person.see_controls()
-    person.choose(1)
-    pane = person.find("HTMLModel")
-    person.until(lambda: "only 0" in person.models[pane]["value"], "a choice that came after them was heard")
+    user.see_controls()
+    user.choose(1)
+    pane = user.find("HTMLModel")
+    user.until(lambda: "only 0" in user.models[pane]["value"], "a choice that came after them was heard")
     (tmp_path / "go").touch()
-    assert person.cell.wait().status == "ok"
+    assert user.cell.wait().status == "ok"
     assert [cell.wait().status for cell in queued] == ["ok"] * 3
     assert kernel.value("order") == [0, 1, 2]
 
 
 def test_a_front_end_that_shows_no_widgets(kernel: Kernel, tmp_path: Path) -> None:
-    person = Person(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
-    person.view()
-    person.until(lambda: not person.models, "they go again")
-    gone_again(person.cell)
+    user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
+    user.view()
+    user.until(lambda: not user.models, "they go again")
+    gone_again(user.cell)
     (tmp_path / "go").touch()
-    assert person.cell.wait().status == "ok"
+    assert user.cell.wait().status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_no_controls_where_nobody_wants_them(kernel: Kernel, options: str, stdin
 
 
 def test_a_short_cell_makes_no_widgets(kernel: Kernel) -> None:
-    person = Person(kernel, "%%spawn 2\nrank")
-    assert person.cell.wait().status == "ok"
-    assert not person.models
+    user = User(kernel, "%%spawn 2\nrank")
+    assert user.cell.wait().status == "ok"
+    assert not user.models

@@ -221,12 +221,12 @@ def test_many_bytes_are_written_by_several_threads(monkeypatch: pytest.MonkeyPat
 
 def test_who_reads_what_is_not_yet_filled_waits() -> None:
     [fd] = shared_memory.empty_files(3)
-    told: list[Any] = []
+    message: list[Any] = []
 
     def reader(rank: int) -> bytes:
         return bytes(shared_memory.read([fd], [3])[0])
 
-    thread = threading.Thread(target=lambda: told.extend(nbspawn.spawn(reader, nprocs=2, start_method="fork")))
+    thread = threading.Thread(target=lambda: message.extend(nbspawn.spawn(reader, nprocs=2, start_method="fork")))
     thread.start()
     inode = f":{os.fstat(fd).st_ino} "
     wait_until(
@@ -236,4 +236,4 @@ def test_who_reads_what_is_not_yet_filled_waits() -> None:
     shared_memory.fill([fd], [memoryview(b"abc")])
     thread.join()
     os.close(fd)
-    assert told == [b"abc"] * 2
+    assert message == [b"abc"] * 2

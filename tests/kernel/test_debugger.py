@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernels import Kernel, Reply, ok, plain, wait_gone, wait_until
-from people import PEOPLE, Person
+from users import USERS, User
 
 
 @pytest.fixture(params=["fork", "forkserver", "spawn"])
@@ -43,10 +43,10 @@ def pids(reply: Reply) -> list[int]:
 def kernel(kernel: Kernel) -> Iterator[Kernel]:
     """A test that fails leaves nobody at a prompt."""
     yield kernel
-    while PEOPLE:
-        person = PEOPLE.pop()
-        if person.kernel is kernel:
-            person.leave()
+    while USERS:
+        user = USERS.pop()
+        if user.kernel is kernel:
+            user.leave()
 
 
 REDUCED = """%%spawn 3 -b gloo -m {method} -o out
@@ -59,17 +59,17 @@ x.item()"""
 
 
 def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, method: str) -> None:
-    person = Person(kernel, REDUCED.format(method=method))
-    assert person.prompt() == "[1] ipdb> "
-    shown = plain(person.cell.reply.text())
+    user = User(kernel, REDUCED.format(method=method))
+    assert user.prompt() == "[1] ipdb> "
+    shown = plain(user.cell.reply.text())
     assert re.search(r"\[1\] +> Cell In\[\d+\]\(5\)<.*>\(\)", shown) and "----> 5     breakpoint()" in shown
-    assert "debugging" in person.cell.reply.table["text/plain"]
-    assert "tensor([1.])" in person.say("p x")
-    assert "rank = 1" not in person.say("!x += 100")
-    shown = person.say("n")
+    assert "debugging" in user.cell.reply.table["text/plain"]
+    assert "tensor([1.])" in user.say("p x")
+    assert "rank = 1" not in user.say("!x += 100")
+    shown = user.say("n")
     assert "----> 6 dist.all_reduce(x)" in shown
-    assert person.say("c").count("ipdb") == 0
-    ok(person.cell.wait())
+    assert user.say("c").count("ipdb") == 0
+    ok(user.cell.wait())
     assert kernel.value("list(out)") == [103.0] * 3
 
 
@@ -84,27 +84,29 @@ x.item()"""
 
 @quickly
 def test_lockstep(kernel: Kernel, method: str) -> None:
-    person = Person(kernel, LOCKSTEP.format(method=method))
-    first = int(person.prompt()[1])
-    wait_until(lambda: person.say("ranks").count("debugging, line 4: breakpoint()") == 3, "all have stopped")
+    user = User(kernel, LOCKSTEP.format(method=method))
+    first = int(user.prompt()[1])
+    wait_until(lambda: user.say("ranks").count("debugging, line 4: breakpoint()") == 3, "all have stopped")
     other = (first + 1) % 3
-    person.say(f"rank {other}")
-    assert person.prompt() == f"[{other}] ipdb> "
-    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(5\)<.*>\(\)", person.say("all n"))
-    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(6\)<.*>\(\)", person.say("")), "an empty line repeats"
-    assert re.search(r"\[0-2\] +tensor\(\[3\.\]\)", person.say("all p x"))
-    person.say("all c")
-    ok(person.cell.wait())
+    user.say(f"rank {other}")
+    assert user.prompt() == f"[{other}] ipdb> "
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(5\)<.*>\(\)", user.say("all n"))
+    assert re.search(r"\[0-2\] +> Cell In\[\d+\]\(6\)<.*>\(\)", user.say("")), "an empty line repeats"
+    assert re.search(r"\[0-2\] +tensor\(\[3\.\]\)", user.say("all p x"))
+    user.say("all c")
+    ok(user.cell.wait())
     assert kernel.value("list(out)") == [6.0] * 3
 
 
 @quickly
 def test_steps_go_from_statement_to_statement_and_end_with_the_cell(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 1 -m {method}\nimport json\nbreakpoint()\ny = json.dumps([rank])\nfor i in range(2):\n    z = i\ny"
-    person = Person(kernel, cell)
-    person.prompt()
-    lines = [person.say("n") for _ in range(6)]
-    assert [int(told[1]) for told in (re.search(r"Cell In\[\d+\]\((\d+)\)", shown) or "??" for shown in lines)] == [
+    user = User(kernel, cell)
+    user.prompt()
+    lines = [user.say("n") for _ in range(6)]
+    assert [
+        int(message[1]) for message in (re.search(r"Cell In\[\d+\]\((\d+)\)", shown) or "??" for shown in lines)
+    ] == [
         4,
         5,
         6,
@@ -112,26 +114,26 @@ def test_steps_go_from_statement_to_statement_and_end_with_the_cell(kernel: Kern
         6,
         5,
     ]
-    while not person.cell.over:
-        shown = person.say("s")
-        assert "Cell In" in shown or person.cell.over, "never in code that is not the person's"
-    ok(person.cell.wait())
+    while not user.cell.over:
+        shown = user.say("s")
+        assert "Cell In" in shown or user.cell.over, "never in code that is not the user's"
+    ok(user.cell.wait())
 
 
 def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str) -> None:
     ok(kernel.execute("import json\ndef shout(word):\n    loud = word.upper()\n    breakpoint()\n    return loud"))
     number = kernel.value("len(In) - 2")
-    person = Person(kernel, f"%%spawn 2 -m {method} -o out\nword = shout('a') if rank else json.dumps('b')\nword")
-    assert person.prompt() == "[1] ipdb> "
-    where = person.say("w")
+    user = User(kernel, f"%%spawn 2 -m {method} -o out\nword = shout('a') if rank else json.dumps('b')\nword")
+    assert user.prompt() == "[1] ipdb> "
+    where = user.say("w")
     # IPython 7 keeps no numbers of other cells: their files' names are shown
     assert (f"Cell In[{number}](4)shout()" in where or "(4)shout()" in where) and "(2)<" in where
     assert "interactiveshell" not in where and "nbspawn" not in where and "hidden" not in where
-    assert "'A'" in person.say("p loud") and "'a'" in person.say("u", "p word if 'word' in dir() else 'a'")
-    assert "Breakpoint 1 at" in person.say("d", "b json.dumps")
-    person.say("!loud = 'changed'")
-    person.say("c")
-    ok(person.cell.wait())
+    assert "'A'" in user.say("p loud") and "'a'" in user.say("u", "p word if 'word' in dir() else 'a'")
+    assert "Breakpoint 1 at" in user.say("d", "b json.dumps")
+    user.say("!loud = 'changed'")
+    user.say("c")
+    ok(user.cell.wait())
     assert kernel.value("list(out)") == ['"b"', "changed"]
 
 
@@ -145,21 +147,21 @@ def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str
     ],
 )
 def test_other_ways_into_the_debugger(kernel: Kernel, quick_method: str, stop: str) -> None:
-    person = Person(kernel, f"%%spawn 2 -m {quick_method}\nx = 5\nif rank == 0:\n    {stop}\nx")
-    assert person.prompt().startswith("[0] ")
-    assert "5" in person.say("p x")
-    assert "Stopped here too" not in person.say("c")
-    ok(person.cell.wait())
+    user = User(kernel, f"%%spawn 2 -m {quick_method}\nx = 5\nif rank == 0:\n    {stop}\nx")
+    assert user.prompt().startswith("[0] ")
+    assert "5" in user.say("p x")
+    assert "Stopped here too" not in user.say("c")
+    ok(user.cell.wait())
 
 
 def test_interact(kernel: Kernel) -> None:
-    person = Person(kernel, "%%spawn 2 -m fork -o out\nx = [3]\nif rank == 1:\n    breakpoint()\nx[0]")
-    person.say("interact")
-    assert person.prompt() in ("[1] >>> ", "[1] In : ")
-    assert "12" in person.say("x[0] * 4")
-    person.say("x[0] = 7", "exit()")
-    person.say("c")
-    ok(person.cell.wait())
+    user = User(kernel, "%%spawn 2 -m fork -o out\nx = [3]\nif rank == 1:\n    breakpoint()\nx[0]")
+    user.say("interact")
+    assert user.prompt() in ("[1] >>> ", "[1] In : ")
+    assert "12" in user.say("x[0] * 4")
+    user.say("x[0] = 7", "exit()")
+    user.say("c")
+    ok(user.cell.wait())
     assert kernel.value("list(out)") == [3, 7]
 
 
@@ -176,16 +178,16 @@ dist.barrier()"""
 
 @quickly
 def test_post_mortem(kernel: Kernel, method: str) -> None:
-    person = Person(kernel, FAILS.format(method=method, options="--pdb"))
-    assert person.prompt() == "[1] ipdb> "
-    shown = plain(person.cell.reply.text())
+    user = User(kernel, FAILS.format(method=method, options="--pdb"))
+    assert user.prompt() == "[1] ipdb> "
+    shown = plain(user.cell.reply.text())
     assert "ZeroDivisionError: division by zero" in shown and "----> 5     return 1 / scaled" in shown
-    assert "(0, 0)" in person.say("p total, scaled")
-    assert "----> 8     loss(0)" in person.say("u")
-    wait_until(lambda: person.say("p 1") and person.cell.reply.table["text/plain"].count("waiting") == 2, "peers wait")
-    assert person.cell.reply.table["text/plain"].count("debugging") == 1
-    person.say("q")
-    reply = person.cell.wait()
+    assert "(0, 0)" in user.say("p total, scaled")
+    assert "----> 8     loss(0)" in user.say("u")
+    wait_until(lambda: user.say("p 1") and user.cell.reply.table["text/plain"].count("waiting") == 2, "peers wait")
+    assert user.cell.reply.table["text/plain"].count("debugging") == 1
+    user.say("q")
+    reply = user.cell.wait()
     assert reply.ename == "RankRaisedError" and "rank 1 of 3: ZeroDivisionError" in reply.traceback
     assert "----> 5     return 1 / scaled" in reply.traceback and "loss(total)" in reply.traceback
 
@@ -194,10 +196,10 @@ def test_post_mortem_by_the_notebooks_own_switch(kernel: Kernel) -> None:
     ok(kernel.execute("%pdb on"))
     try:
         for method in ("fork", "forkserver"):
-            person = Person(kernel, FAILS.format(method=method, options=""))
-            assert person.prompt() == "[1] ipdb> "
-            person.say("q")
-            reply = person.cell.wait()
+            user = User(kernel, FAILS.format(method=method, options=""))
+            assert user.prompt() == "[1] ipdb> "
+            user.say("q")
+            reply = user.cell.wait()
             assert reply.ename == "RankRaisedError" and len(reply.prompts) == 1
             assert kernel.value("get_ipython().call_pdb") is True
     finally:
@@ -205,13 +207,13 @@ def test_post_mortem_by_the_notebooks_own_switch(kernel: Kernel) -> None:
 
 
 def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
-    person = Person(kernel, "%%spawn 3 --pdb\nx = rank * 10\n1 / 0")
-    first = int(person.prompt()[1])
-    shown = person.say("all p x")
+    user = User(kernel, "%%spawn 3 --pdb\nx = rank * 10\n1 / 0")
+    first = int(user.prompt()[1])
+    shown = user.say("all p x")
     for rank in range(3):
         assert re.search(rf"\[{rank}\] +{rank * 10}\b", shown)
-    person.say("q")
-    reply = person.cell.wait()
+    user.say("q")
+    reply = user.cell.wait()
     assert reply.ename == "RankRaisedError" and "ZeroDivisionError" in reply.traceback
     assert first in range(3) and reply.seconds < 20
 
@@ -223,11 +225,11 @@ import os, time
 print('pid', os.getpid())
 if rank == 2: time.sleep(600)
 breakpoint()"""
-    person = Person(kernel, cell)
-    person.prompt()
+    user = User(kernel, cell)
+    user.prompt()
     asked = time.monotonic()
-    person.say("q")
-    reply = person.cell.wait()
+    user.say("q")
+    reply = user.cell.wait()
     assert time.monotonic() - asked < 10, "within the grace period"
     assert reply.ename == "KeyboardInterrupt"
     assert "quit in the debugger" in reply.table["text/plain"]
@@ -246,11 +248,11 @@ finally:
 
 @pytest.mark.parametrize("interrupt", ["interrupt", "interrupt_every_process"])
 def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, quick_method: str, interrupt: str) -> None:
-    person = Person(kernel, STOPPED.format(method=quick_method))
-    wait_until(lambda: person.say("ranks").count("debugging") >= 3, "all have stopped")
+    user = User(kernel, STOPPED.format(method=quick_method))
+    wait_until(lambda: user.say("ranks").count("debugging") >= 3, "all have stopped")
     asked = time.monotonic()
     getattr(kernel, interrupt)()
-    reply = person.cell.wait()
+    reply = user.cell.wait()
     assert time.monotonic() - asked < 10, "within the grace period"
     assert reply.ename == "KeyboardInterrupt" and reply.table["text/plain"].count("interrupted") == 3
     assert all("tidied" in said(reply, rank) for rank in range(3))
@@ -262,9 +264,9 @@ def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, qui
 def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, method: str, end: str) -> None:
     with Kernel(tmp_path) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
-        person = Person(kernel, STOPPED.format(method=method))
-        person.prompt()
-        ranks = pids(person.cell.reply)
+        user = User(kernel, STOPPED.format(method=method))
+        user.prompt()
+        ranks = pids(user.cell.reply)
         getattr(kernel, end)()
         wait_gone(ranks, 5)
 
@@ -295,17 +297,17 @@ import torch.distributed as dist
 if rank == 1: breakpoint()
 if rank == 2: 1 / 0
 dist.barrier()"""
-    person = Person(kernel, cell)
-    person.prompt()
+    user = User(kernel, cell)
+    user.prompt()
     until = time.monotonic() + 6
     wait_until(lambda: time.monotonic() > until, "the time that the cell has is over three times")
-    assert "42" in person.say("p 40 + 2")
-    told = person.cell.reply.text()
-    assert told.count("Rank 2 has failed: ZeroDivisionError: division by zero (line 4).") == 1
-    table = person.cell.reply.table["text/plain"]
+    assert "42" in user.say("p 40 + 2")
+    message = user.cell.reply.text()
+    assert message.count("Rank 2 has failed: ZeroDivisionError: division by zero (line 4).") == 1
+    table = user.cell.reply.table["text/plain"]
     assert "have waited" not in table and "has waited" not in table and "stopping" not in table
-    person.say("c")
-    reply = person.cell.wait()
+    user.say("c")
+    reply = user.cell.wait()
     assert reply.ename == "RankRaisedError" and "rank 2 of 3: ZeroDivisionError" in reply.traceback
 
 
@@ -317,25 +319,25 @@ try:
     dist.barrier()
 except RuntimeError:
     breakpoint()"""
-    person = Person(kernel, cell)
-    assert "42" in person.say("p 40 + 2")
-    person.say("c")
-    reply = person.cell.wait()
+    user = User(kernel, cell)
+    assert "42" in user.say("p 40 + 2")
+    user.say("c")
+    reply = user.cell.wait()
     assert reply.ename == "RankRaisedError" and "rank 1 of 2: ZeroDivisionError" in reply.traceback
 
 
 def test_two_ranks_differ_and_their_output_is_not_mixed(kernel: Kernel) -> None:
-    person = Person(kernel, "%%spawn 2\nif rank:\n    x = 1\n    breakpoint()\nelse:\n    breakpoint()")
-    person.say("ranks")
+    user = User(kernel, "%%spawn 2\nif rank:\n    x = 1\n    breakpoint()\nelse:\n    breakpoint()")
+    user.say("ranks")
     shown = [
-        line[1:2] for line in plain(person.cell.reply.text()).splitlines() if re.match(r"\[[01]\] +(>|-*>? *\d )", line)
+        line[1:2] for line in plain(user.cell.reply.text()).splitlines() if re.match(r"\[[01]\] +(>|-*>? *\d )", line)
     ]
     assert "".join(shown) in (
         "0" * shown.count("0") + "1" * shown.count("1"),
         "1" * shown.count("1") + "0" * shown.count("0"),
     )
-    person.say("all c")
-    ok(person.cell.wait())
+    user.say("all c")
+    ok(user.cell.wait())
 
 
 LOOPS = """%%spawn 3 -b gloo -m {method} -o out
@@ -359,20 +361,20 @@ def looping(kernel: Kernel) -> Kernel:
 
 
 def test_break_into_a_rank_that_runs(looping: Kernel, method: str) -> None:
-    person = Person(looping, LOOPS.format(method=method))
-    person.see_controls()
-    person.until(lambda: "wait_for" in person.cell.reply.table["text/plain"], "rank 1 is there")
-    person.debug(1)
-    assert person.prompt() == "[1] ipdb> "
-    shown = plain(person.cell.reply.text())
+    user = User(looping, LOOPS.format(method=method))
+    user.see_controls()
+    user.until(lambda: "wait_for" in user.cell.reply.table["text/plain"], "rank 1 is there")
+    user.debug(1)
+    assert user.prompt() == "[1] ipdb> "
+    shown = plain(user.cell.reply.text())
     assert "wait_for" in shown and re.search(r"-+> 5         time.sleep\(600\)", shown), "where it stands, at once"
-    assert {person.models[person.button(name)]["disabled"] for name in ("Stop", "Stacks", "Debug rank 1")} == {True}
-    assert "(0, 1000)" in person.say("p count, limit")
-    assert re.search(r"-+> 5     x \+= wait_for\(1000\)", person.say("u"))
-    person.say("d", "!count = 2000")
-    person.say_last("c")
-    person.click("Stop")
-    assert person.cell.wait().ename == "KeyboardInterrupt"
+    assert {user.models[user.button(name)]["disabled"] for name in ("Stop", "Stacks", "Debug rank 1")} == {True}
+    assert "(0, 1000)" in user.say("p count, limit")
+    assert re.search(r"-+> 5     x \+= wait_for\(1000\)", user.say("u"))
+    user.say("d", "!count = 2000")
+    user.say_last("c")
+    user.click("Stop")
+    assert user.cell.wait().ename == "KeyboardInterrupt"
 
 
 def test_break_into_a_function_that_spawn_runs(looping: Kernel, quick_method: str) -> None:
@@ -381,16 +383,16 @@ def main(rank, limit):
     if rank == 0: return wait_for(limit)
     return rank
 nbspawn.spawn(main, (3,), nprocs=2, start_method={quick_method!r})"""
-    person = Person(looping, cell)
-    person.see_controls()
-    person.until(lambda: "time.sleep" in person.cell.reply.table["text/plain"], "rank 0 is there")
-    person.debug(0)
-    assert person.prompt().startswith("[0] ")
-    assert "0" in person.say("p count")
-    where = person.say("w")
+    user = User(looping, cell)
+    user.see_controls()
+    user.until(lambda: "time.sleep" in user.cell.reply.table["text/plain"], "rank 0 is there")
+    user.debug(0)
+    assert user.prompt().startswith("[0] ")
+    assert "0" in user.say("p count")
+    where = user.say("w")
     assert "main" in where and "wait_for" in where and "nbspawn/" not in where
-    person.say("q")
-    assert person.cell.wait().ename == "KeyboardInterrupt"
+    user.say("q")
+    assert user.cell.wait().ename == "KeyboardInterrupt"
 
 
 def test_break_into_a_rank_in_native_code(kernel: Kernel, quick_method: str) -> None:
@@ -404,20 +406,20 @@ else:
     while not over: time.sleep(0.01)
     dist.barrier()
 over"""
-    person = Person(kernel, cell)
-    person.see_controls()
-    person.until(lambda: "dist.barrier()" in person.cell.reply.table["text/plain"], "rank 1 is in native code")
-    person.debug(1)
-    person.cell.until("[1] waiting, line 5: dist.barrier()\nRank 1 will stop at the next line of Python")
-    person.choose(0)
-    person.until(lambda: "Debug all" in str(person.models), "the button says which rank")
-    person.click("Debug all")
-    assert person.prompt() == "[0] ipdb> "
-    person.say("!over = 5")
-    person.say("c")
-    assert person.prompt() == "[1] ipdb> ", "when its call has returned"
-    person.say("c")
-    ok(person.cell.wait())
+    user = User(kernel, cell)
+    user.see_controls()
+    user.until(lambda: "dist.barrier()" in user.cell.reply.table["text/plain"], "rank 1 is in native code")
+    user.debug(1)
+    user.cell.until("[1] waiting, line 5: dist.barrier()\nRank 1 will stop at the next line of Python")
+    user.choose(0)
+    user.until(lambda: "Debug all" in str(user.models), "the button says which rank")
+    user.click("Debug all")
+    assert user.prompt() == "[0] ipdb> "
+    user.say("!over = 5")
+    user.say("c")
+    assert user.prompt() == "[1] ipdb> ", "when its call has returned"
+    user.say("c")
+    ok(user.cell.wait())
     assert kernel.value("list(out)") == [5, 1]
 
 
@@ -427,16 +429,16 @@ def test_break_into_a_rank_before_its_first_line(kernel: Kernel, tmp_path: Path,
 !touch {tmp_path / "in"}; while [ ! -e {tmp_path / "go"} ]; do sleep 0.01; done
 x = 5
 x"""
-    person = Person(kernel, cell)
-    person.see_controls()
+    user = User(kernel, cell)
+    user.see_controls()
     wait_until((tmp_path / "in").exists, "the command runs")
-    person.click("Debug all")
-    person.cell.until("Rank 0 will stop at the next line of Python")
+    user.click("Debug all")
+    user.cell.until("Rank 0 will stop at the next line of Python")
     (tmp_path / "go").touch()
-    person.prompt()
-    assert re.search(r"-+> 3 x = 5", plain(person.cell.reply.text()))
-    person.say("n", "!x = 7", "c")
-    ok(person.cell.wait())
+    user.prompt()
+    assert re.search(r"-+> 3 x = 5", plain(user.cell.reply.text()))
+    user.say("n", "!x = 7", "c")
+    ok(user.cell.wait())
     assert kernel.value("out[0]") == 7
 
 
@@ -449,19 +451,19 @@ while go:
     count += 1
     handle.update(HTML(str(count)))
 count"""
-    person = Person(kernel, cell)
-    person.see_controls()
-    person.until(lambda: "HTML object" in str(person.cell.reply.shown), "the first display")
+    user = User(kernel, cell)
+    user.see_controls()
+    user.until(lambda: "HTML object" in str(user.cell.reply.shown), "the first display")
     for _ in range(5):
-        person.click("Debug all")
-        person.prompt()
-        assert "True" in person.say("p go")
-        person.say_last("c")
-    person.click("Debug all")
-    person.prompt()
-    person.say("!go = False")
-    person.say("c")
-    ok(person.cell.wait())
+        user.click("Debug all")
+        user.prompt()
+        assert "True" in user.say("p go")
+        user.say_last("c")
+    user.click("Debug all")
+    user.prompt()
+    user.say("!go = False")
+    user.say("c")
+    ok(user.cell.wait())
     assert kernel.value("out[0]") > 5
 
 
@@ -476,13 +478,13 @@ dist.barrier()"""
 
 
 def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
-    person = Person(kernel, GIL.format(options=""))
-    person.see_controls()
-    person.until(lambda: person.cell.reply.table["text/plain"].count("waiting") == 2, "ranks 0 and 2 wait")
-    person.click("Stacks")
-    person.until(lambda: person.cell.reply.stacks, "they are shown")
-    person.click("Stop")
-    [shown] = person.cell.reply.stacks
+    user = User(kernel, GIL.format(options=""))
+    user.see_controls()
+    user.until(lambda: user.cell.reply.table["text/plain"].count("waiting") == 2, "ranks 0 and 2 wait")
+    user.click("Stacks")
+    user.until(lambda: user.cell.reply.stacks, "they are shown")
+    user.click("Stop")
+    [shown] = user.cell.reply.stacks
     text = plain(shown["text/plain"])
     waiting = text.index("Ranks 0 and 2, waiting")
     holding = text.index("Rank 1:")
@@ -493,7 +495,7 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
     assert f"Cell In[{number}], line 4, in stuck\n" in text[holding:]
     assert "nbspawn" not in text and "interactiveshell" not in text
     assert "<details open>" in shown["text/html"] and "1 other thread" in shown["text/html"]
-    person.cell.wait()
+    user.cell.wait()
 
 
 def test_stacks_with_and_without_native_frames(kernel: Kernel) -> None:
@@ -544,10 +546,10 @@ def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
     imports = "from nbspawn._session import standstill\nfrom nbspawn._state import stall"
     ok(kernel.execute(f"{imports}\n{shorter}"))
     try:
-        person = Person(kernel, GIL.format(options=""))
-        person.until(lambda: person.cell.reply.stacks, "they are shown")
+        user = User(kernel, GIL.format(options=""))
+        user.until(lambda: user.cell.reply.stacks, "they are shown")
         kernel.interrupt()
-        reply = person.cell.wait()
+        reply = user.cell.wait()
     finally:
         ok(kernel.execute("standstill.LONG, stall.PATIENCE = 30.0, 5.0"))
     [shown] = reply.stacks

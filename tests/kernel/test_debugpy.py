@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from kernels import Kernel, ok, wait_until
-from people import Person
+from users import User
 
 from nbspawn._rank.listener import UserOnlyListener
 
@@ -91,20 +91,20 @@ dist.all_reduce(x)
 x.item()"""
 
 
-def ports(person: Person) -> dict[int, int]:
+def ports(user: User) -> dict[int, int]:
     """Read until the view tells of both ranks."""
 
-    def told() -> list[tuple[str, str]]:
-        return re.findall(r"rank (\d+) at (\d+)", person.cell.reply.table["text/plain"])
+    def message() -> list[tuple[str, str]]:
+        return re.findall(r"rank (\d+) at (\d+)", user.cell.reply.table["text/plain"])
 
-    person.until(lambda: person.cell.reply.saved and len(told()) == 2, "the view tells the ports")
-    return {int(rank): int(port) for rank, port in told()}
+    user.until(lambda: user.cell.reply.saved and len(message()) == 2, "the view tells the ports")
+    return {int(rank): int(port) for rank, port in message()}
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_attach_inspect_assign_step(kernel: Kernel, method: str) -> None:
-    person = Person(kernel, CELL.format(method=method))
-    port = ports(person)[1]
+    user = User(kernel, CELL.format(method=method))
+    port = ports(user)[1]
     listening = {
         (connection.laddr.ip, connection.laddr.port)
         for rank in kernel.ranks()
@@ -125,29 +125,29 @@ def test_attach_inspect_assign_step(kernel: Kernel, method: str) -> None:
     thread = debugger.event("stopped")["threadId"]
     assert debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]["line"] == 8
     debugger.ask("continue", threadId=thread)
-    reply = person.cell.wait()
+    reply = user.cell.wait()
     debugger.close()
     assert reply.status == "ok", reply
     assert kernel.value("list(out)") == [102.0, 102.0]
-    assert "debugpy listens" not in reply.table["text/plain"] and not person.cell.reply.prompts
+    assert "debugpy listens" not in reply.table["text/plain"] and not user.cell.reply.prompts
 
 
 def test_stop_while_the_debugger_holds_a_rank(kernel: Kernel) -> None:
-    person = Person(kernel, CELL.format(method="forkserver"))
-    debugger = Debugger(ports(person)[1])
+    user = User(kernel, CELL.format(method="forkserver"))
+    debugger = Debugger(ports(user)[1])
     debugger.attach()
     debugger.event("stopped")
     kernel.interrupt()
-    reply = person.cell.wait()
+    reply = user.cell.wait()
     debugger.close()
     assert reply.ename == "KeyboardInterrupt" and reply.seconds < 20
 
 
 def test_breakpoint_asks_in_the_cell_while_nobody_is_attached(kernel: Kernel) -> None:
-    person = Person(kernel, "%%spawn 2 --debugpy -o out\nx = rank\nif rank: breakpoint()\nx")
-    assert person.prompt() == "[1] ipdb> "
-    person.say("!x = 7", "c")
-    assert person.cell.wait().status == "ok"
+    user = User(kernel, "%%spawn 2 --debugpy -o out\nx = rank\nif rank: breakpoint()\nx")
+    assert user.prompt() == "[1] ipdb> "
+    user.say("!x = 7", "c")
+    assert user.cell.wait().status == "ok"
     assert kernel.value("list(out)") == [0, 7]
 
 
@@ -160,8 +160,8 @@ def test_nothing_listens_unless_asked_for(kernel: Kernel) -> None:
 
 @as_root
 def test_other_users_are_turned_away(kernel: Kernel) -> None:
-    person = Person(kernel, CELL.format(method="forkserver"))
-    port = ports(person)[1]
+    user = User(kernel, CELL.format(method="forkserver"))
+    port = ports(user)[1]
     with another_user():
         stranger = Debugger(port)
     assert stranger._socket.recv(1) == b"", "closed, and no answer"
@@ -170,7 +170,7 @@ def test_other_users_are_turned_away(kernel: Kernel) -> None:
     debugger.attach()
     thread = debugger.event("stopped")["threadId"]
     debugger.ask("continue", threadId=thread)
-    reply = ok(person.cell.wait())
+    reply = ok(user.cell.wait())
     debugger.close()
     assert "a connection to this rank's debugger was closed: it does not come from" in reply.text()
 

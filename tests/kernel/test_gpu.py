@@ -135,8 +135,8 @@ def pids_of(cell: Cell, nprocs: int) -> list[int]:
     """The pids that AT_WORK prints, when all have."""
 
     def found() -> list[int]:
-        told = [re.search(r"pid (\d+)", "\n".join(cell.reply.of(rank))) for rank in range(nprocs)]
-        return [int(one[1]) for one in told if one]
+        message = [re.search(r"pid (\d+)", "\n".join(cell.reply.of(rank))) for rank in range(nprocs)]
+        return [int(one[1]) for one in message if one]
 
     cell._read(lambda: len(found()) == nprocs, f"{nprocs} ranks are at work on the GPU", SLOW)
     return found()
@@ -421,8 +421,8 @@ def total():
 
 
 def test_kept_ranks_keep_their_cuda_tensors(kept: Kernel) -> None:
-    told = ok(kept.execute("%ranks")).text()
-    assert told.count("cuda, 200 MB") == 2, told
+    message = ok(kept.execute("%ranks")).text()
+    assert message.count("cuda, 200 MB") == 2, message
     assert run(kept, "%%ranks\nstr(held.device), total()").result == "[0-1] ('cuda:0', [3.0, 3.0])"
     run(kept, "%%ranks 1\nheld += 1")
     assert run(kept, "%%ranks\nheld[-1].item(), total()").result == "[0] (1.0, [4.0, 4.0])\n[1] (3.0, [4.0, 4.0])"

@@ -232,8 +232,8 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
         assert ok(kept.execute("%%ranks @eval\nx")).result == "[0] 5\n[1] 6"
         assert ok(kept.execute("%%ranks\nstate")).result == "[0] 0\n[1] 10\n[2] 20"
     assert ok(kept.execute("%%ranks @eval 1\nx")).result == "[1] 6"
-    told = ok(kept.execute("%ranks")).text()
-    assert "3 ranks" in told and "2 ranks @eval" in told
+    message = ok(kept.execute("%ranks")).text()
+    assert "3 ranks" in message and "2 ranks @eval" in message
     ok(kept.execute("%ranks stop @eval"))
     assert "@eval" not in ok(kept.execute("%ranks")).text()
     assert "there are no kept ranks named 'eval'" in kept.execute("%%ranks @eval\nx").traceback

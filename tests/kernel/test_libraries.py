@@ -29,8 +29,8 @@ def train(accelerator):
 def under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> object:
     """What each rank of torchrun gives: the same for all, as gradients are averaged."""
     script = tmp_path_factory.mktemp("torchrun") / "script.py"
-    told = "f'told {train(Accelerator(cpu=True))}\\n'"
-    script.write_text(f"{IMPORT}{TRAIN}\nprint({told}, end='')")  # in one piece: both ranks write to one pipe
+    message = "f'told {train(Accelerator(cpu=True))}\\n'"
+    script.write_text(f"{IMPORT}{TRAIN}\nprint({message}, end='')")  # in one piece: both ranks write to one pipe
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     first, second = (ast.literal_eval(line.removeprefix("told ")) for line in printed if line.startswith("told "))

@@ -50,8 +50,8 @@ class Several(torch.Tensor):
         ("two\nlines", r"'two\nlines'"),
     ],
 )
-def test_one_value(value: object, told: str) -> None:
-    assert summary(value) == told
+def test_one_value(value: object, message: str) -> None:
+    assert summary(value) == message
 
 
 def test_a_value_is_one_line_of_bounded_length() -> None:
@@ -113,5 +113,5 @@ except nbspawn.RankRaisedError as error:
 told"""
     reply = kernel.execute(cell)
     assert reply.status == "ok", reply
-    told = kernel.value("told")
-    assert "Variables of main():\n    rank   = 1\n    width  = 3\n    height = [1]\n" in told
+    message = kernel.value("told")
+    assert "Variables of main():\n    rank   = 1\n    width  = 3\n    height = [1]\n" in message

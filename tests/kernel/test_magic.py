@@ -1,4 +1,4 @@
-"""``%%spawn`` in a real kernel: what a cell finds, what comes back, which errors a person sees."""
+"""``%%spawn`` in a real kernel: what a cell finds, what comes back, which errors a user sees."""
 
 from __future__ import annotations
 
@@ -301,10 +301,10 @@ def test_getsource_of_a_cell_function(kernel: Kernel, method: str) -> None:
         ("import os, signal; print('last words'); os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     ],
 )
-def test_a_rank_that_leaves(kernel: Kernel, method: str, code: str, told: str) -> None:
+def test_a_rank_that_leaves(kernel: Kernel, method: str, code: str, reported: str) -> None:
     reply = kernel.execute(f"%%spawn 2 -m {method}\nif rank:\n    {code}")
     assert reply.ename == "RankExitedError", str(reply)
-    assert told in reply.evalue
+    assert reported in reply.evalue
     assert reply.evalue.startswith("rank 1 of 2: ")
     assert "last words" in reply.text()
     assert kernel.value("__import__('sys').last_value.rank") == 1
@@ -389,9 +389,9 @@ def test_the_number_of_ranks_in_torchruns_words(kernel: Kernel) -> None:
         ("2 --log-dir /dev/null", "x", "--log-dir"),
     ],
 )
-def test_usage_errors(kernel: Kernel, line: str, body: str, told: str) -> None:
+def test_usage_errors(kernel: Kernel, line: str, body: str, reported: str) -> None:
     ok(kernel.execute("precious = 1"))
-    assert told in single_error(kernel.execute(f"%%spawn {line}\n{body}"), "UsageError")
+    assert reported in single_error(kernel.execute(f"%%spawn {line}\n{body}"), "UsageError")
     assert kernel.value("precious") == 1
 
 
@@ -434,10 +434,10 @@ def test_a_lock_falls_back_to_fork_and_says_so(kernel: Kernel) -> None:
 
 def test_a_lock_with_forkserver_is_an_error_with_a_remedy(kernel: Kernel) -> None:
     ok(kernel.execute("import threading\nlock = threading.Lock()\ndef uses():\n    return lock"))
-    told = single_error(kernel.execute("%%spawn 2 -m forkserver\nlock"), "PayloadError")
-    assert told.startswith("lock cannot travel") and "inside the cell" in told
-    told = single_error(kernel.execute("%%spawn 2 -m forkserver\nuses()"), "PayloadError")
-    assert told.startswith("uses cannot travel") and "lock" in told
+    reported = single_error(kernel.execute("%%spawn 2 -m forkserver\nlock"), "PayloadError")
+    assert reported.startswith("lock cannot travel") and "inside the cell" in reported
+    reported = single_error(kernel.execute("%%spawn 2 -m forkserver\nuses()"), "PayloadError")
+    assert reported.startswith("uses cannot travel") and "lock" in reported
 
 
 def test_a_result_that_cannot_travel_is_shown(kernel: Kernel, method: str) -> None:
@@ -451,8 +451,8 @@ def test_fork_refused_after_a_process_group(own_kernel: Kernel) -> None:
     setup = """import tempfile, torch.distributed as dist
 dist.init_process_group('gloo', store=dist.FileStore(tempfile.mktemp(), 1), rank=0, world_size=1)"""
     ok(own_kernel.execute(setup))
-    told = single_error(own_kernel.execute("%%spawn 2 -m fork\nrank"), "StartError")
-    assert "process group" in told and "cell" in told and "-m forkserver" in told
+    reported = single_error(own_kernel.execute("%%spawn 2 -m fork\nrank"), "StartError")
+    assert "process group" in reported and "cell" in reported and "-m forkserver" in reported
     assert ok(own_kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
     ok(own_kernel.execute("dist.destroy_process_group()"))
     assert ok(own_kernel.execute("%%spawn 2 -m fork\nrank")).result == "[0] 0\n[1] 1"
@@ -493,9 +493,9 @@ def test_stop_at_a_prompt(kernel: Kernel, method: str) -> None:
 
 def test_profile_tells_where_the_time_went(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method} -b gloo --timings\nimport time\ntime.sleep(0.3)\nrank"))
-    told = re.search(r"^Time: (.*)$", reply.table["text/plain"], re.MULTILINE)
-    assert told and told[1] in reply.table["text/html"]
-    parts = dict(part.split(" ", 1) for part in told[1].split(" · "))
+    reported = re.search(r"^Time: (.*)$", reply.table["text/plain"], re.MULTILINE)
+    assert reported and reported[1] in reply.table["text/html"]
+    parts = dict(part.split(" ", 1) for part in reported[1].split(" · "))
     assert list(parts) == ["payload", "start", "rendezvous", "run", "results", "teardown"]
     assert 300 <= int(parts["run"].removesuffix(" ms")) < 600
 
@@ -661,7 +661,7 @@ def test_views(kernel: Kernel, kind: str) -> None:
 
 
 def test_a_variable_that_the_cell_does_not_name(kernel: Kernel) -> None:
-    """``eval`` hides it from us; the error says what to do instead of leaving the person to wonder."""
+    """``eval`` hides it from us; the error says what to do instead of leaving the user to wonder."""
     assert kernel.execute("hidden_variable = 5").status == "ok"
     reply = kernel.execute("%%spawn 2 -m forkserver\neval('hidden_' + 'variable')")
     assert "hidden_variable was not sent, because the cell's text does not name it" in reply.traceback

@@ -51,9 +51,9 @@ def test_a_failing_cell_ends_the_notebook(tmp_path: Path, method: str) -> None:
     cell = f"%%spawn 2 -m {method}\ndef width(batch):\n    return batch['width']\nwidth({{}}) if rank else None"
     with pytest.raises(CellExecutionError) as raised:
         execute(tmp_path, LOAD, cell, "print('never')")
-    told = plain(str(raised.value))
-    assert "RankRaisedError: rank 1 of 2: KeyError: 'width' (line 3)" in told
-    assert "----> 3     return batch['width']" in told
+    message = plain(str(raised.value))
+    assert "RankRaisedError: rank 1 of 2: KeyError: 'width' (line 3)" in message
+    assert "----> 3     return batch['width']" in message
     saved = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
     nbformat.validate(saved)
     assert "✗ failed" in saved.cells[1].outputs[0].data["text/plain"]

@@ -118,8 +118,8 @@ CELL = "{first}\nimport time\ntime.sleep(1.5 if rank else 0.2)\nif rank == 0:\n 
 def test_lines(kernel: Kernel) -> None:
     reply = kernel.execute(CELL.format(first="%%spawn 2 --profile"))
     assert reply.status == "ok"
-    told = reply.table["text/plain"].partition("Where the time went")[2].splitlines()
-    shares = {line.split()[0]: line for line in told[2:]}
+    message = reply.table["text/plain"].partition("Where the time went")[2].splitlines()
+    shares = {line.split()[0]: line for line in message[2:]}
     assert "time.sleep(1.3)" in shares["5"] and "time.sleep(1.5 if rank else 0.2)" in shares["3"]
     first, second = re.findall(r"(\d+) %", shares["3"])
     assert int(first) < 40 < 80 < int(second)

@@ -89,20 +89,20 @@ def test_a_group_that_cannot_be_made_anew_costs_no_variables(kernel: Kernel, met
 
 
 def test_a_run_whose_directory_was_deleted_ends_as_others_and_so_does_the_next(kernel: Kernel) -> None:
-    told = kernel.folder / "told"
+    shown = kernel.folder / "told"
     body = f"""%%spawn 2
 import pathlib, time
 try:
     print("begins"); time.sleep(60)
 finally:
-    pathlib.Path({str(told)!r} + str(rank)).touch()"""
+    pathlib.Path({str(shown)!r} + str(rank)).touch()"""
     cell = kernel.submit(body).until("begins", 1)
     (lifeline,) = opened(kernel.pid, "/lifeline")
     shutil.rmtree(Path(lifeline).parent.parent)
     kernel.interrupt()
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt", reply
-    assert Path(f"{told}0").exists() and Path(f"{told}1").exists()
+    assert Path(f"{shown}0").exists() and Path(f"{shown}1").exists()
     assert ok(kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
 
 
@@ -296,8 +296,8 @@ if __name__ == "__main__":
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
         os.rmdir(folder)
-    told = f"No space left on device in {folder!r}. Make room there, or start the kernel with another TMPDIR."
-    assert told in ran.stdout and left == ["filler"], (left, ran.stdout + ran.stderr)
+    shown = f"No space left on device in {folder!r}. Make room there, or start the kernel with another TMPDIR."
+    assert shown in ran.stdout and left == ["filler"], (left, ran.stdout + ran.stderr)
 
 
 @clean
@@ -489,11 +489,11 @@ if __name__ == "__main__":
     env = {**os.environ, "PYTHONPATH": SUPPORT}
     script = Path(tempfile.mkdtemp()) / "script.py"
     script.write_text(text)
-    told = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=env, check=False)
+    shown = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=env, check=False)
     shutil.rmtree(script.parent)
-    assert told.stdout.startswith("[3, 3]\n"), told
+    assert shown.stdout.startswith("[3, 3]\n"), shown
     end = "process 0 (has ended without a word, and its exit code is unknown|terminated with exit code 7)"
-    assert re.search(f"^rank 0 of 1: {end}", told.stdout, re.MULTILINE), told
+    assert re.search(f"^rank 0 of 1: {end}", shown.stdout, re.MULTILINE), shown
 
 
 # ---------------------------------------------------------------- foreign code

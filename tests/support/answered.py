@@ -1,4 +1,4 @@
-"""Runs a notebook with a person who answers its prompts: each code cell's answers stand in its metadata.
+"""Runs a notebook with a user who answers its prompts: each code cell's answers stand in its metadata.
 
 ``python tests/support/answered.py notebooks/debugging.ipynb`` runs it, and saves what came out in it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import nbformat
 from kernels import Kernel, Reply
-from people import Person
+from users import User
 
 
 def run(path: Path) -> list[Reply]:
@@ -22,12 +22,12 @@ def run(path: Path) -> list[Reply]:
     with tempfile.TemporaryDirectory() as folder, Kernel(Path(folder)) as kernel:
         for cell in notebook.cells:
             if cell.cell_type == "code":
-                person = Person(kernel, cell.source)
+                user = User(kernel, cell.source)
                 for answer in cell.metadata.get("answers", ()):
-                    prompt = person.prompt()
-                    person.cell.reply.fold("stream", {"name": "stdout", "text": f"{prompt} {answer}\n"})
-                    person.say(answer)
-                reply = person.cell.wait()
+                    prompt = user.prompt()
+                    user.cell.reply.fold("stream", {"name": "stdout", "text": f"{prompt} {answer}\n"})
+                    user.say(answer)
+                reply = user.cell.wait()
                 assert reply.status == "ok" or "raises-exception" in cell.metadata.get("tags", ()), reply
                 replies.append(reply)
     return replies

@@ -312,7 +312,7 @@ class Kernel:
 
     def submit(self, code: str, stdin: bool = True, answers: Sequence[str] = ()) -> Cell:
         """Send a cell and return at once."""
-        # ipykernel 6 aborts for a moment what comes after a failed cell; a person is not as quick as a test
+        # ipykernel 6 aborts for a moment what comes after a failed cell; a user is not as quick as a test
         return Cell(self, self._client.execute(code, allow_stdin=stdin, stop_on_error=False), answers)
 
     def execute(self, code: str, timeout: float = PATIENCE, stdin: bool = True, answers: Sequence[str] = ()) -> Reply:
@@ -328,7 +328,7 @@ class Kernel:
         return ast.literal_eval(reply.result)
 
     def answer(self, text: str) -> None:
-        """The person's answer to the question that was asked last."""
+        """The user's answer to the question that was asked last."""
         self._client.input(text)
 
     def messages(self) -> list[tuple[str, dict[str, Any]]]:

@@ -60,9 +60,9 @@ class Lab:
                 stderr=log,
             )
         try:
-            told = runtime / f"jpserver-{server.pid}.json"
-            wait_until(lambda: told.exists() and told.read_text().endswith("}"), "JupyterLab listens")
-            self.url = json.loads(told.read_text())["url"]
+            message = runtime / f"jpserver-{server.pid}.json"
+            wait_until(lambda: message.exists() and message.read_text().endswith("}"), "JupyterLab listens")
+            self.url = json.loads(message.read_text())["url"]
             yield self
         finally:
             server.terminate()

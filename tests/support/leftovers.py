@@ -117,7 +117,7 @@ class State:
 
     def beyond(self, before: State) -> dict[str, object]:
         """What has come since ``before``; empty if nothing is left."""
-        told: dict[str, object] = {
+        message: dict[str, object] = {
             "processes": [_describe(pid) for pid in self.processes - before.processes],
             "threads": self.threads - before.threads,
             "native threads": max(0, self.native_threads - before.native_threads),
@@ -125,8 +125,8 @@ class State:
             "handlers": self.handlers if self.handlers != before.handlers else [],
         }
         if len(self.descriptors) > len(before.descriptors):
-            told["descriptors"] = {fd: what for fd, what in self.descriptors.items() if fd not in before.descriptors}
-        return {name: what for name, what in told.items() if what}
+            message["descriptors"] = {fd: what for fd, what in self.descriptors.items() if fd not in before.descriptors}
+        return {name: what for name, what in message.items() if what}
 
 
 def _describe(pid: int) -> str:

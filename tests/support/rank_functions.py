@@ -110,7 +110,7 @@ def raise_with_teardown_that_hangs(rank: int) -> None:
 
 
 def goes_on_afterwards(rank: int, path: str) -> str:
-    """What is the person's runs when a spawned interpreter ends: a thread of theirs, then what they have registered."""
+    """What is the user's runs when a spawned interpreter ends: a thread of theirs, then what they have registered."""
     import atexit
 
     def say(word: str) -> None:

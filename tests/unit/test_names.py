@@ -1,4 +1,4 @@
-"""Which variables a cell uses: cells as people write them, IPython's own transformation, no notebook needed."""
+"""Which variables a cell uses: cells as users write them, IPython's own transformation, no notebook needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The person in front of a cell that runs: answers prompts, presses buttons, reads what is shown."""
+"""The user in front of a cell that runs: answers prompts, presses buttons, reads what is shown."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kernels import Cell, Kernel, plain
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
-PEOPLE: list[Person] = []
+USERS: list[User] = []
 
 
-class Person:
+class User:
     """Submits a cell, and watches its messages for prompts and for widgets."""
 
     def __init__(self, kernel: Kernel, code: str) -> None:
@@ -19,7 +19,7 @@ class Person:
         self.models: dict[str, dict[str, Any]] = {}
         self._answered = 0
         self.cell: Cell = kernel.submit(code)
-        PEOPLE.append(self)
+        USERS.append(self)
         take = self.cell.take
 
         def watched(channel: str, message: dict[str, Any]) -> None:
