@@ -117,13 +117,16 @@ def opened(pid: int, ending: str) -> set[str]:
 
 @both
 def test_a_ranks_own_error_is_told_though_its_directory_was_deleted(kernel: Kernel, method: str) -> None:
+    begun = kernel.folder / f"begun-{method}"
     body = f"""%%spawn 2 -m {method}
-import os, shutil
+import os, shutil, time
 if rank == 0:
-    while os.path.exists(os.environ["NBSPAWN_RUN"]):  # the other rank still makes its files
-        shutil.rmtree(os.environ["NBSPAWN_RUN"], ignore_errors=True)
+    while not os.path.exists({str(begun)!r}):
+        time.sleep(0.01)
+    shutil.rmtree(os.environ["NBSPAWN_RUN"])
     raise ValueError("the real one")
-import time; time.sleep(60)"""
+open({str(begun)!r}, "w").close()
+time.sleep(60)"""
     reply = kernel.execute(body)
     assert reply.evalue.startswith("rank 0 of 2: ValueError: the real one"), reply
     assert "were deleted" in reply.traceback

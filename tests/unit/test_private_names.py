@@ -113,10 +113,10 @@ def default_device() -> Any:
     return torch._GLOBAL_DEVICE_CONTEXT.device_context.device  # type: ignore[attr-defined]
 
 
-def reduced_uint16() -> Any:
+def reduced_float8() -> Any:
     import torch
 
-    return torch.ones(1, dtype=torch.uint16).__reduce_ex__(5)
+    return torch.ones(1, dtype=torch.float8_e4m3fn).__reduce_ex__(5)
 
 
 def is_rebuilt_from_a_storage(reduced: Any) -> None:
@@ -173,7 +173,7 @@ TORCH = (
     ),
     Name("torch._C._get_fp32_precision_getter", precision, ">=2.9"),
     Name("torch._C._set_fp32_precision_setter", set_precision, ">=2.9"),
-    Name("torch._utils._rebuild_tensor_v3", is_rebuilt_from_a_storage, find=reduced_uint16),
+    Name("torch._utils._rebuild_tensor_v3", is_rebuilt_from_a_storage, find=reduced_float8),
     Name(
         "torch.storage.TypedStorage._untyped_storage", typed_storage, find=lambda: found("torch.storage.TypedStorage")
     ),
