@@ -116,7 +116,7 @@ def default_device() -> Any:
 def reduced_float8() -> Any:
     import torch
 
-    return torch.ones(1, dtype=torch.float8_e4m3fn).__reduce_ex__(5)
+    return torch.empty(1, dtype=torch.float8_e4m3fn).__reduce_ex__(5)
 
 
 def is_rebuilt_from_a_storage(reduced: Any) -> None:
