@@ -236,4 +236,4 @@ def start_processes(
 
 def _started(job: FunctionJob, options: LaunchOptions, show_locals: bool = False) -> LocalContext:
     command = replace(job.command, show_locals=show_locals)
-    return start(job, command, resolve_start(job, options), options)
+    return start(command, resolve_start(job, options), options, job.inherited)

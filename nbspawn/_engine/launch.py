@@ -12,7 +12,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -28,13 +28,14 @@ from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.logs import empty_logs
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._engine.rendezvous import Rendezvous
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.start_method import Start
 from nbspawn._payload import packing
 from nbspawn._protocol.launch import MARK, Launch, RunFiles
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
+from nbspawn._protocol.place import Place
+from nbspawn._protocol.settings import Settings
 from nbspawn._rank import ending, settings
 from nbspawn._rank.main import main
 from nbspawn.errors import StartError, UsageError, interrupted
@@ -58,9 +59,17 @@ def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag |
     )
 
 
-def start(job: Job, command: RunCell | RunFunction, how: Start, options: LaunchOptions) -> LocalContext:
-    """Start ranks, as many as ``options`` say, that run ``command``, and return at once; ``how`` is what
-    ``resolve_start`` gave for the job.
+def start(
+    command: RunCell | RunFunction,
+    how: Start,
+    options: LaunchOptions,
+    inherited_input: Callable[[], Any] = dict,
+    place: Place | None = None,
+    notebook: Settings | None = None,
+) -> LocalContext:
+    """Start ranks on this machine, as many as ``options`` say, that run ``command``, and return at once. ``how`` is
+    what ``resolve_start`` gave for the job. Under fork ``inherited_input`` gives the command's payload. ``place`` and
+    the ``notebook``'s settings are for ranks that are only a part of all; by default they are all, and this process's.
 
     Raises StartError if the operating system refuses or this process holds the TPU, UsageError for a log directory that
     cannot be used, a debugpy that is not there or ranks that the accelerator cannot have, and KeyboardInterrupt if one
@@ -80,7 +89,10 @@ def start(job: Job, command: RunCell | RunFunction, how: Start, options: LaunchO
                 undo.callback(inherited.close, fd)
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
-            launch = _launch(job, command, how, options, files, resources.rendezvous)
+            command = replace(command, payload=_payload(how, inherited_input))
+            notebook = settings.read() if notebook is None else notebook
+            place = place or Place.alone(nprocs)
+            launch = _launch(command, notebook, how, options, files, place, resources.rendezvous.port)
             with _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
                 filled = meanwhile.submit(fill, packed, lambda: flag.count) if packed is not None else None
                 with _starting(files, how):
@@ -149,21 +161,29 @@ def _check_descriptors(nprocs: int) -> None:
         )
 
 
+def _payload(how: Start, inherited_input: Callable[[], Any]) -> Payload:
+    packed = how.packed
+    if packed is None:
+        return Inherited(inherited_input())
+    return Sent(tuple(map(SentFd, packed.fds)), packed.sizes, packed.spawn_arguments)
+
+
 def _launch(
-    job: Job,
     command: RunCell | RunFunction,
+    notebook: Settings,
     how: Start,
     options: LaunchOptions,
     files: RunFiles,
-    rendezvous: Rendezvous,
+    place: Place,
+    port: int,
 ) -> Launch:
-    nprocs, packed = int(options.nprocs), how.packed
+    nprocs = int(options.nprocs)
     if options.accelerator == "tpu":
         tpu.prepare(nprocs)
     threads = options.threads or default_threads(nprocs)
     if how.method == "fork" and not fork_safety.openmp_can_be_paused():
         threads = 1
-    env = {**os.environ, **rendezvous.environment(nprocs), "OMP_NUM_THREADS": str(threads)}
+    env = {**os.environ, **place.environment(port), "OMP_NUM_THREADS": str(threads)}
     env[MARK] = ":".join([*filter(None, [os.environ.get(MARK)]), os.fspath(files.private)])
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
@@ -171,14 +191,10 @@ def _launch(
     env.update(options.env)
     if options.accelerator == "xla":
         env.update(xla.prepare(nprocs, env))
-    payload: Payload
-    if packed is None:
-        payload = Inherited(job.inherited())
+    if how.packed is None:
         env = {name: value for name, value in env.items() if os.environ.get(name) != value}
-    else:
-        payload = Sent(tuple(map(SentFd, packed.fds)), packed.sizes, packed.spawn_arguments)
     return Launch(
-        world_size=nprocs,
+        place=place,
         method=how.method,
         files=files,
         env=env,
@@ -190,9 +206,9 @@ def _launch(
         keep=options.keep,
         long_group_timeout=options.long_group_timeout or options.debugpy or options.keep,
         debugpy=options.debugpy,
-        settings=settings.read(),
-        command=replace(command, payload=payload),
-        foreign=inherited.kernel_sockets() if packed is None else (),
+        settings=notebook,
+        command=command,
+        foreign=inherited.kernel_sockets() if how.packed is None else (),
     )
 
 

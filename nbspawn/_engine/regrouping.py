@@ -22,7 +22,7 @@ class Regrouping:
         self._count += 1
         if self.grouped and self._store < 0:
             self._store = inherited.close_after_fork(shared_memory.anonymous_file())
-        return Regroup(self._count, f"/proc/{os.getpid()}/fd/{self._store}" if self.grouped else "")
+        return Regroup(self._count, self.grouped, f"/proc/{os.getpid()}/fd/{self._store}" if self.grouped else "")
 
     def close(self) -> None:
         """Give the store back."""

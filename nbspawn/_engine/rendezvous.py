@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import uuid
 from functools import partial
 from typing import Any
 
@@ -48,24 +47,6 @@ class Rendezvous:
             self._store = serve()
         except NotImplementedError:  # torch 2.4: its libuv server cannot take over a socket, the older one can
             self._store = serve(use_libuv=False)
-
-    def environment(self, nprocs: int) -> dict[str, str]:
-        """The environment variables that torchrun's agent sets for its workers, except those that differ by rank."""
-        n = str(nprocs)
-        return {
-            "WORLD_SIZE": n,
-            "LOCAL_WORLD_SIZE": n,
-            "ROLE_WORLD_SIZE": n,
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": _HOST,
-            "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_RUN_ID": f"nbspawn-{uuid.uuid4().hex[:12]}",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
 
     def close(self) -> None:
         """Stop the store, and release the port."""

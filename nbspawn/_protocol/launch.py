@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbspawn._protocol.messages import RunCell, RunFunction
+from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
 
 MARK = "NBSPAWN_RUN"
@@ -67,9 +68,9 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Launch:
-    """One run's settings, the same object for every rank (torch passes the same ``args`` to all)."""
+    """One run's settings, the same object for every rank of a machine (torch passes the same ``args`` to all)."""
 
-    world_size: int
+    place: Place
     method: str
     """The start method: 'fork', 'forkserver' or 'spawn'."""
     files: RunFiles
@@ -97,3 +98,8 @@ class Launch:
     """Listen for a debugger on a loopback port."""
     foreign: tuple[tuple[int, int], ...] = ()
     """Under fork: the kernel's own sockets, as (descriptor, inode)."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks on all machines."""
+        return self.place.total

@@ -274,11 +274,12 @@ UNGROUPED = (
 @dataclass(frozen=True)
 class Regroup:
     """Reset what the ranks share: they may have made different collective calls. ``number`` counts these commands;
-    ``store`` is the file of the FileStore with which to make the process group of ``--backend`` again, '' if there is
-    no such group. All these commands use one file: a FileStore opens its file once more when it is destroyed, possibly
-    at the end of the rank."""
+    ``grouped``: make the process group of ``--backend`` again. ``store`` is the file for its FileStore, on one machine.
+    All these commands use one file: a FileStore opens its file once more when it is destroyed, possibly at the end of
+    the rank."""
 
     number: int
+    grouped: bool
     store: str
 
 

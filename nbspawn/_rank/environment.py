@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbspawn._protocol.messages import Regroup
+from nbspawn._rank import stores
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
@@ -32,13 +33,12 @@ def set_environment(info: RankInfo) -> None:
     launch = info.launch
     for name in server_began_with - launch.env.keys():
         os.environ.pop(name, None)
-    os.environ.update(launch.env, RANK=str(info.rank), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.rank))
+    os.environ.update(launch.env, RANK=str(info.ordinal), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.ordinal))
 
 
 def serve_own_rendezvous(info: RankInfo) -> None:
-    """Have ``init_process_group()`` meet at a file, as the group of ``--backend`` does: a TCPStore's client asks DNS
-    for the name of 127.0.0.1, which takes 5 s where no answer comes. Each group has a file of its own; in the store of
-    one that has been destroyed ranks would find old addresses, and wait there for ever.
+    """Have ``init_process_group()`` meet where the group of ``--backend`` does (_rank/stores.py). Each group has a
+    store of its own; in that of one that has been destroyed ranks would find old addresses, and wait there for ever.
 
     Code that brings its own MASTER_PORT or ``init_method="tcp://..."`` meets there, as under ``mp.spawn``. Under
     torchrun it hangs: with TORCHELASTIC_USE_AGENT_STORE set every rank is a client, and nobody serves that port.
@@ -50,8 +50,6 @@ def serve_own_rendezvous(info: RankInfo) -> None:
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is None or not hasattr(rendezvous, "_create_c10d_store"):
         return
-    from torch.distributed import FileStore
-
     create = rendezvous._create_c10d_store
     ours = int(os.environ["MASTER_PORT"])
     made: Counter[int] = Counter()
@@ -62,7 +60,7 @@ def serve_own_rendezvous(info: RankInfo) -> None:
         os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
         if port == ours:
             made[info.regrouped] += 1
-            store = FileStore(f"{info.launch.files.store}-{info.regrouped}-{made[info.regrouped]}", world_size)
+            store = stores.store(info.launch, f"-{info.regrouped}-{made[info.regrouped]}")
             store.set_timeout(timeout)
             return store
         agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
@@ -108,9 +106,6 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     gloo's is destroyed by the end of the process. By itself it waits 20 to 40 ms for its threads, and closes nothing
     that the system does not. A rank does not end before its peers are connected, too (``serve_own_rendezvous`` tells
     why): to know that costs nothing at the start, where torch's barrier polls the file each 10 ms.
-
-    The store is a file in the run's private directory: no port, no look-up of the host's name (a TCPStore asks
-    DNS, see ``serve_own_rendezvous``).
     """
     launch = info.launch
     if launch.backend is None:
@@ -118,7 +113,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
         return
     import torch.distributed as dist
 
-    store = dist.FileStore(os.fspath(launch.files.store), launch.world_size)
+    store = stores.store(launch, "")
     _make_group(info, store)
     yield
     if dist.is_initialized() and dist.get_backend() != "gloo":
@@ -134,7 +129,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
 def regroup(info: RankInfo, command: Regroup) -> None:
     """Make the group anew, with every other rank, and have the models that used the old one use it."""
     info.regrouped = command.number
-    if not command.store:
+    if not command.grouped:
         return
     import torch.distributed as dist
 
@@ -144,7 +139,7 @@ def regroup(info: RankInfo, command: Regroup) -> None:
         found = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
         models = [model for model in found if model.process_group is dist.group.WORLD]
         dist.destroy_process_group()
-    _make_group(info, dist.PrefixStore(str(command.number), dist.FileStore(command.store, info.launch.world_size)))
+    _make_group(info, stores.store(info.launch, str(command.number), command.store))
     for model in models:
         # Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled.
         model.process_group = dist.group.WORLD

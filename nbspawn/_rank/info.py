@@ -13,10 +13,10 @@ from nbspawn._rank.process import Interrupts
 
 @dataclass
 class RankInfo:
-    """Which rank this process is, its run, and its current command. ``ordinal`` is the rank's number in the program:
-    the same, except with torch_xla, which assigns its own on a TPU (_rank/xla.py). ``names`` are IPython's names for
-    the notebook's cells, by file name; ``imported`` records what the rank imports; ``regrouped`` is the number of the
-    last ``Regroup``, ``ungrouped`` the exception if that failed.
+    """Which rank this process is, its run, and its current command. ``rank`` counts on this machine, ``ordinal`` is the
+    rank's number in the program: with one machine the same, except with torch_xla, which assigns its own on a TPU
+    (_rank/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records what the
+    rank imports; ``regrouped`` is the number of the last ``Regroup``, ``ungrouped`` the exception if that failed.
 
     Features add their callbacks to the lists. ``on_begin`` is called when a further command begins, ``on_end`` when one
     has ended, ``on_look`` some times a second while one runs, in another thread, with the argument whether the rank
@@ -36,7 +36,7 @@ class RankInfo:
     on_look: list[Callable[[bool], object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ordinal = self.rank
+        self.ordinal = self.launch.place.first + self.rank
         self.begin(self.command)
 
     def begin(self, command: RunFunction | RunCell) -> None:

@@ -20,7 +20,7 @@ def sow(info: RankInfo) -> None:
     With a seed N, rank r gets N + r: a run repeats itself, and its ranks differ. numpy is seeded when it is imported.
     """
     chosen = info.launch.seed
-    seed = None if chosen is None else (chosen + info.rank) % (LARGEST + 1)
+    seed = None if chosen is None else (chosen + info.ordinal) % (LARGEST + 1)
     random.seed(seed)
     generator = _torchs_generator()
     if seed is None:

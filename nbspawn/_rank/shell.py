@@ -283,7 +283,7 @@ class RankDisplayPublisher(DisplayPublisher):
         transient = dict(transient or {})
         if "display_id" in transient:
             run = self.info.launch.files.private.name
-            transient["display_id"] = f"{run}-{self.info.rank}-{transient['display_id']}"
+            transient["display_id"] = f"{run}-{self.info.ordinal}-{transient['display_id']}"
         bundle, more, transient = (json_ready(part) for part in (_shown(data), metadata or {}, transient))
         self.channel.send(DisplayData(self.info.rank, bundle, more, transient, bool(update), stdio.log_offset()))
 

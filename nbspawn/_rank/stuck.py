@@ -13,7 +13,7 @@ import mmap
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from nbspawn._protocol import gauges
@@ -29,10 +29,12 @@ def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives, if it is a kept one."""
     if info.launch.keep:
         inherited, slots = _sockets(), gauges.mapped(info.launch.files.gauges)
+        place = info.launch.place
+        elsewhere = set(place.addresses) - {place.addresses[place.node]}
 
         def look(waits: bool) -> None:
             if waits and info.interrupts.unhandled(_MAX_PENDING):
-                _shut_down(_sockets() - inherited, _rank_test(slots))
+                _shut_down(_sockets() - inherited, _rank_test(slots, elsewhere))
 
         info.on_look.append(look)
     yield
@@ -64,14 +66,16 @@ def _sockets() -> set[tuple[int, int]]:
     return found
 
 
-def _rank_test(slots: mmap.mmap) -> Callable[[socket.socket], bool]:
+def _rank_test(slots: mmap.mmap, elsewhere: Collection[str]) -> Callable[[socket.socket], bool]:
     """A function that tests whether the other end of a connection belongs to a rank of this run: also to this one
     itself, if it serves the store of the cell's own group. Where the system does not report the owners, every process
-    of this machine counts as a rank."""
+    of this machine counts as a rank; so does every process of the other nodes, whose addresses are ``elsewhere``."""
     try:
         ends = connections.other_ends()
     except OSError:
         return lambda found: bool(found.getsockname()[0] == found.getpeername()[0])
     of_ranks = set().union(*(connections.open_sockets(pid) for pid in gauges.processes(slots)))
     to_ranks = {inode for inode, end in ends.items() if end.inode in of_ranks}
-    return lambda found: os.fstat(found.fileno()).st_ino in to_ranks
+    return lambda found: (
+        os.fstat(found.fileno()).st_ino in to_ranks or found.getpeername()[0].removeprefix("::ffff:") in elsewhere
+    )

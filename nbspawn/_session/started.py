@@ -106,7 +106,7 @@ def start_ranks(
         notes = tuple(filter(None, [xla.note(nprocs, {**os.environ, **options.env}, options.backend)]))
     since = time.monotonic()
     _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
-    engine = start(job, command, how, options)
+    engine = start(command, how, options, job.inherited)
     if options.keep:
         engine.serve()
     known = [set(job.sources) for _ in range(nprocs)]

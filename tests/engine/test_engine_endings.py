@@ -27,7 +27,7 @@ def kept(method: str, fn: Any, *args: Any) -> LocalContext:
     """Two ranks that stay when ``fn`` has returned, as a pool has them."""
     job = FunctionJob(fn, args)
     options = LaunchOptions(nprocs=2, start_method=method, keep=True)
-    return start(job, job.command, resolve_start(job, options), options)
+    return start(job.command, resolve_start(job, options), options, job.inherited)
 
 
 def unread(context: LocalContext, rank: int) -> bytes:
