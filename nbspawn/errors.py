@@ -72,6 +72,8 @@ class Failure:
     log_path: str = ""
     node: int = 0
     """The machine that the rank was on, 0 for the first."""
+    host: str = ""
+    """Its name, if there are several."""
 
     @property
     def summary(self) -> str:
@@ -96,13 +98,14 @@ class _RankError(SpawnError):
     rank: int
     pid: int
     node: int
+    host: str
     log_path: str
     others: tuple[Failure, ...]
     summary: str
 
     def describe(self, first: Failure, others: tuple[Failure, ...], summary: str, context: Sequence[str]) -> None:
         """Set the attributes that every version of torch lacks or names differently."""
-        self.rank, self.pid, self.node = first.rank, first.pid, first.node
+        self.rank, self.pid, self.node, self.host = first.rank, first.pid, first.node, first.host
         self.log_path, self.others = first.log_path, others
         self.summary = summary
         after = [*_follow(others), *context]
@@ -135,7 +138,8 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines."""
     first, *rest = root_cause_first(failures)
     others = tuple(rest)
-    head = f"rank {first.rank} of {world_size}: {first.summary}"
+    on = f" ({first.host})" if first.host else ""
+    head = f"rank {first.rank} of {world_size}{on}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
         lines = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]

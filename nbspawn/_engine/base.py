@@ -34,6 +34,10 @@ class Engine(Protocol):
         """The directory of the ranks' logs."""
 
     @property
+    def logs_exist(self) -> bool:
+        """Are the logs there, as far as is known?"""
+
+    @property
     def complete(self) -> bool:
         """Are all ranks alive?"""
 

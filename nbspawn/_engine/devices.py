@@ -31,6 +31,10 @@ def resolve(options: LaunchOptions) -> LaunchOptions:
     _check_environment(options.env)
     if backend is not None:
         backend = str(backend).lower()  # as torch does
+    if options.on is not None:
+        if backend in (xla.BACKEND, *tpu.BACKENDS):
+            raise UsageError(f"-b {backend} is for ranks on this machine")
+        return replace(options, backend="gloo" if backend == "auto" else backend)
     env = {**os.environ, **options.env}
     accelerator = _accelerator(nprocs, backend)
     if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn._engine import forkserver, inherited, signals
+from nbspawn._engine import forkserver, inherited, signals, stacks
 from nbspawn._engine.command_state import CommandState
 from nbspawn._engine.directories import run_directories
 from nbspawn._engine.exits import Exits
@@ -24,7 +24,7 @@ from nbspawn._engine.regrouping import Regrouping
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.signal_sender import SignalSender
 from nbspawn._engine.stacks import Stacks
-from nbspawn._protocol.frames import Stack
+from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.launch import Launch, RunFiles
 from nbspawn._protocol.messages import (
@@ -98,6 +98,11 @@ class LocalRanks(ProcessContext):
         """The directory of the ranks' logs."""
         return os.fspath(self.files.logs)
 
+    @property
+    def logs_exist(self) -> bool:
+        """Has nothing deleted them?"""
+        return os.path.isdir(self.files.logs)
+
     def log_path(self, rank: int) -> str:
         """The file that holds all that the rank has printed."""
         return os.fspath(self.files.log(rank))
@@ -130,7 +135,7 @@ class LocalRanks(ProcessContext):
     def losses(self) -> list[str]:
         """What these ranks have lost of what was there for them, a sentence each; each is given once."""
         found = []
-        if not os.path.isdir(self.files.logs):
+        if not self.logs_exist:
             found.append(f"Something has deleted {os.fspath(self.files.logs)}, with the logs of these ranks.")
         if self._exits.served and self._exits.unknown:
             found.append(f"Not all exit codes are known: {self._exits.why_unknown()}. The next run has another.")
@@ -296,7 +301,11 @@ class LocalRanks(ProcessContext):
 
     def stacks(self, ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
-        return self._command.stacks.sentences([failure.rank for failure in self.failures], ending)
+        return stacks.sentences(self.stood(), self.cell, ending)
+
+    def stood(self) -> dict[int, tuple[Frame, ...]]:
+        """The same as the frames of each."""
+        return self._command.stacks.stood([failure.rank for failure in self.failures])
 
     def look(self, deep: bool) -> dict[int, Stack]:
         """The stacks of the ranks that run, as in _engine/stacks.py."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nbspawn.errors import UsageError
+
+if TYPE_CHECKING:
+    from nbspawn._engine.agents import Starter
 
 MAX_RANKS = 512
 MAX_THREADS = 4096
@@ -46,12 +50,16 @@ class LaunchOptions:
     """Give the process group of ``backend`` a timeout of a day: a rank may be in the debugger for long."""
     debugpy: bool = False
     """Each rank listens for a debugger (VS Code's) on a loopback port of its own."""
+    on: Starter | None = None
+    """What starts an agent on each node of a run over several machines; None for ranks on this machine."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= MAX_RANKS:
             raise UsageError(f"nprocs must be between 1 and {MAX_RANKS}, got {self.nprocs}")
+        if self.on is not None:
+            self._check_several_nodes()
         if self.threads is not None and not (isinstance(self.threads, int) and 1 <= self.threads <= MAX_THREADS):
             raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
@@ -60,3 +68,17 @@ class LaunchOptions:
             raise UsageError("idle_timeout is for kept ranks: leave it out, or keep the ranks")
         if self.idle_timeout is not None and not self.idle_timeout > 0:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")
+
+    def _check_several_nodes(self) -> None:
+        if not isinstance(self.nprocs, int):
+            raise UsageError("over several machines the number of ranks has to be given")
+        if self.start_method not in ("auto", "forkserver"):
+            raise UsageError(
+                f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"
+            )
+        if self.devices is not None:
+            raise UsageError("--devices is for ranks on this machine: a cluster assigns the GPUs of its nodes")
+        if self.debugpy:
+            raise UsageError("--debugpy is for ranks on this machine: breakpoint() works on all nodes")
+        if self.log_dir is not None:
+            raise UsageError("--log-dir is for ranks on this machine: the logs of others stay on their nodes")

@@ -73,26 +73,10 @@ class Stacks:
             time.sleep(_TICK)
         return sizes
 
-    def sentences(self, besides: Iterable[int], ending: str) -> list[str]:
-        """Where the ranks stood that were asked last, but for ``besides``: 'Ranks 0 and 3 were at line 12, in wait.'"""
-        groups: dict[str, list[int]] = {}
-        for rank in sorted(self._asked.keys() - set(besides)):
-            if frames := _read(self._files.stack(rank), self._asked[rank]):
-                groups.setdefault(self._place(frames), []).append(rank)
-        sentences = []
-        for place, ranks in groups.items():
-            verb = "was" if len(ranks) == 1 else "were"
-            sentences.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
-        return sentences
-
-    def _place(self, frames: tuple[Frame, ...]) -> str:
-        innermost = frames[-1]
-        if self.cell is None:
-            return described(innermost)
-        in_cell = [frame for frame in frames if frame.file == self.cell]
-        if not in_cell:
-            return "not in the cell's code"
-        return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
+    def stood(self, besides: Iterable[int]) -> dict[int, tuple[Frame, ...]]:
+        """Where the ranks stood that were asked last, but for ``besides``."""
+        found = {rank: _read(self._files.stack(rank), self._asked[rank]) for rank in self._asked.keys() - set(besides)}
+        return {rank: frames for rank, frames in found.items() if frames}
 
     def _threads_of(self, sizes: Mapping[int, int]) -> dict[int, Threads]:
         """What the ranks' other threads do, as they report once their stacks have these sizes; nothing of one that
@@ -113,6 +97,28 @@ class Stacks:
             return dict(json.loads(self._files.threads(rank).read_text()))
         except OSError:  # deleted, or this process has no descriptor left
             return {"size": -1}
+
+
+def sentences(stood: Mapping[int, tuple[Frame, ...]], cell: str | None, ending: str) -> list[str]:
+    """'Ranks 0 and 3 were at line 12, in wait.', of ranks that ran this ``cell`` (None: a function)."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(stood):
+        groups.setdefault(_place(stood[rank], cell), []).append(rank)
+    found = []
+    for place, ranks in groups.items():
+        verb = "was" if len(ranks) == 1 else "were"
+        found.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
+    return found
+
+
+def _place(frames: tuple[Frame, ...], cell: str | None) -> str:
+    innermost = frames[-1]
+    if cell is None:
+        return described(innermost)
+    in_cell = [frame for frame in frames if frame.file == cell]
+    if not in_cell:
+        return "not in the cell's code"
+    return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
 
 
 def described(frame: Frame) -> str:

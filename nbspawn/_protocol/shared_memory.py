@@ -22,6 +22,7 @@ _STRIPE = 1 << 26  # bytes: smaller data are written by one thread
 _MOST = 8  # stripes: more do not help, the memory's bandwidth is used up
 _MAP_FIXED = 0x10  # on Linux and macOS
 _PIECE = 1 << 28  # bytes per write: 0.1 s
+_CHUNK = 1 << 20  # bytes per read of what comes from elsewhere
 
 
 def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
@@ -88,6 +89,26 @@ def read(fds: Sequence[int], sizes: Iterable[int]) -> list[memoryview]:
     where = places(sizes)
     whole = _mapped(fds, sum(where[-1]))
     return [whole[start : start + size] for start, size in where]
+
+
+def fill_from(fds: Sequence[int], size: int, read: Callable[[int], bytes]) -> None:
+    """Fill files for ``size`` bytes in total with what ``read`` gives: it is asked for so many bytes at most, and gives
+    some. Raises what it raises, and OSError."""
+    for fd, part in contents(fds, size):
+        position = 0
+        while position < part:
+            position += os.pwrite(fd, read(min(_CHUNK, part - position)), position)
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
+def contents(fds: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """The files that hold ``size`` bytes, in order, with the bytes in each."""
+    return ((fd, part) for fd, _, part in _stripes(fds, size))
+
+
+def opened(paths: Iterable[str]) -> tuple[int, ...]:
+    """Files that were filled, by their paths."""
+    return tuple(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
 
 
 def close(fds: Iterable[int]) -> None:

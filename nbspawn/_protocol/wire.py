@@ -53,11 +53,15 @@ class _OfRanks(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-_MODULES_OF_RANKS = ("nbspawn._protocol.messages", "nbspawn._protocol.frames", "nbspawn._payload.packing")
+_MODULES_OF_RANKS = (
+    *("nbspawn._protocol.messages", "nbspawn._protocol.frames", "nbspawn._payload.packing"),
+    *("nbspawn._protocol.agents", "nbspawn._protocol.gauges", "nbspawn.errors"),  # an agent's
+)
 
 
 def load_of_rank(body: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """The message of a rank. Raises UnpicklingError if it contains a class of another package."""
+    """The message of a rank, or of the agent that passes it on. Raises UnpicklingError if it contains a class of
+    another package."""
     return _OfRanks(io.BytesIO(body), buffers=buffers).load()
 
 

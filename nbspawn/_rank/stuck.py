@@ -30,7 +30,7 @@ def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
     if info.launch.keep:
         inherited, slots = _sockets(), gauges.mapped(info.launch.files.gauges)
         place = info.launch.place
-        elsewhere = set(place.addresses) - {place.addresses[place.node]}
+        elsewhere = {address for node, address in enumerate(place.addresses) if node != place.node}
 
         def look(waits: bool) -> None:
             if waits and info.interrupts.unhandled(_MAX_PENDING):

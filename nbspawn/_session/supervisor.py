@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -217,7 +216,7 @@ class Supervisor:
 
     def _concluded(self, run: Run) -> Results[Any]:
         engine = self._engine
-        logs = f"Full logs: {run.log_dir}" if os.path.isdir(run.log_dir) else f"The logs in {run.log_dir} were deleted."
+        logs = f"Full logs: {run.log_dir}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
             raise interrupted([*engine.stacks(), *self._stacks_at_end])
         if self._policy.timed_out:

@@ -19,6 +19,7 @@ class FakeEngine:
 
     cell = "cell"
     log_dir = "/no/such/logs"
+    logs_exist = False
 
     def __init__(self, nprocs: int, *script: tuple[float, Event | Callable[[], object]], obey: str = "interrupt"):
         self.nprocs = nprocs

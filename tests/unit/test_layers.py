@@ -17,6 +17,7 @@ LAYERS: tuple[set[str], ...] = (
     {"_rank", "_render"},
     {"errors", "_results"},
     {"_engine"},
+    {"_agent"},
     {"_session"},
     {"_api", "_session_api"},
     {"_notebook"},

@@ -1,0 +1,299 @@
+"""An agent: does on its node what the kernel asks for, and reports what happens there.
+
+It ends with the connection to the kernel, and its ranks end with it, as they do with a kernel that is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch.distributed
+
+from nbspawn._agent import interfaces
+from nbspawn._engine.agents import versions
+from nbspawn._engine.context import LocalContext
+from nbspawn._engine.forkserver import server
+from nbspawn._engine.launch import start
+from nbspawn._engine.start_method import Start
+from nbspawn._protocol import connection, shared_memory
+from nbspawn._protocol.agents import (
+    CALLS,
+    Answer,
+    Begin,
+    Begun,
+    Call,
+    Hello,
+    Refused,
+    Reported,
+    RunNext,
+    Status,
+    Transfer,
+    WithBuffers,
+)
+from nbspawn._protocol.messages import Event, Returned, RunCell, RunFunction
+from nbspawn._protocol.payload import Shared
+from nbspawn.errors import SpawnError
+
+_TICK = 0.5  # seconds: how long a poll waits when nothing happens
+_LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
+
+
+class Received:
+    """What came over bulk, or still comes; to ``launch.start`` it is what a ``Packed`` is in the kernel."""
+
+    spawn_arguments: tuple[Any, ...] = ()
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.sizes = transfer.sizes
+        self.total = sum(shared_memory.places(transfer.sizes)[-1])
+        self.fds = shared_memory.empty_files(self.total)
+        self.arrived = threading.Event()
+
+    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
+        """Wait until it is there; the connection's thread writes it."""
+        while not self.arrived.wait(0.05) and not give_up():
+            pass
+
+    def close(self) -> None:
+        """Close the files."""
+        shared_memory.close(self.fds)
+        self.fds = ()
+
+
+class Node:
+    """``control`` and ``bulk`` lead to the kernel."""
+
+    def __init__(self, control: socket.socket, bulk: socket.socket) -> None:
+        self._control, self._bulk = control, bulk
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
+        self._expected: dict[int, Received] = {}
+        self._lock = threading.Lock()  # of what is expected
+        self._changed = threading.Condition(self._lock)
+        self._numbers = itertools.count(1)
+        self._context: LocalContext | None = None
+        self._held: Received | None = None
+        self._command_number = 0
+        self._status: Status | None = None
+        self._store: Any = None
+
+    def run(self) -> None:
+        """Serve the kernel, until the connection to it ends."""
+        for work in (self._read_control, self._read_bulk, self._write_bulk):
+            threading.Thread(target=work, name=f"nbspawn-{work.__name__}", daemon=True).start()
+        try:
+            while True:
+                self._report()
+                if (found := self._next()) is None:
+                    continue
+                message, received = found
+                if isinstance(message, Exception):
+                    break
+                if isinstance(message, Begin) and received is not None:
+                    self._begin(message, received)
+                elif isinstance(message, RunNext):
+                    self._run_next(message, received)
+                elif isinstance(message, Call):
+                    self._call(message)
+        except OSError:
+            pass  # the kernel has gone
+        finally:
+            if self._context is not None:
+                self._context.dispose()
+
+    # ------------------------------------------------------------ connections, in threads of their own
+
+    def _read_control(self) -> None:
+        try:
+            while True:
+                message, received = connection.receive(self._control), None
+                if isinstance(message, (Begin, RunNext)) and message.transfer is not None:
+                    received = Received(message.transfer)
+                    with self._changed:
+                        self._expected[message.transfer.number] = received
+                        self._changed.notify_all()
+                self._put(message, received)
+        except (OSError, EOFError) as lost:
+            self._put(lost)
+
+    def _put(self, message: Any, received: Received | None = None) -> None:
+        self._inbox.put((message, received))
+        context = self._context
+        if context is not None:
+            context.wake()
+
+    def _read_bulk(self) -> None:
+        try:
+            while True:
+                head = connection.receive_exactly(self._bulk, connection.TRANSFER.size)
+                number, total = connection.TRANSFER.unpack(head)
+                with self._changed:
+                    self._changed.wait_for(partial(self._expected.__contains__, number))
+                    received = self._expected.pop(number)
+                shared_memory.fill_from(received.fds, total, self._some_bytes)
+                received.arrived.set()
+        except (OSError, EOFError) as lost:
+            self._put(lost)
+
+    def _some_bytes(self, most: int) -> bytes:
+        data = self._bulk.recv(most)
+        if not data:
+            raise EOFError("the kernel has closed the connection")
+        return data
+
+    def _write_bulk(self) -> None:
+        try:
+            while True:
+                transfer, buffers = self._large.get()
+                fd = shared_memory.write(buffers)
+                try:
+                    total = os.fstat(fd).st_size
+                    self._bulk.sendall(connection.TRANSFER.pack(transfer.number, total))
+                    sent = 0
+                    while sent < total:
+                        sent += os.sendfile(self._bulk.fileno(), fd, sent, total - sent)
+                finally:
+                    os.close(fd)
+        except OSError as lost:
+            self._put(lost)
+
+    # ------------------------------------------------------------ what happens here
+
+    def _report(self) -> None:
+        context = self._context
+        if context is None:
+            return
+        events = () if context.over else tuple(context.poll(_TICK if self._inbox.empty() else 0.0))
+        status = Status(
+            self._command_number,
+            context.over,
+            context.settled,
+            len(context.sentinels) == context.nprocs,
+            tuple(context.failures),
+        )
+        small = tuple(event for event in events if not self._send_large(event))
+        if small or status != self._status:
+            self._status = status
+            self._send(Reported(small, status))
+
+    def _send_large(self, event: Event) -> bool:
+        """Send a value with large buffers: the bytes over bulk, beside what else happens."""
+        if not isinstance(event, Returned):
+            return False
+        buffers: list[memoryview] = []
+
+        def stays(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _LARGE:
+                return True
+            buffers.append(raw)
+            return False
+
+        body = pickle.dumps(event, protocol=5, buffer_callback=stays)
+        if not buffers:
+            return False
+        transfer = Transfer(next(self._numbers), tuple(buffer.nbytes for buffer in buffers))
+        self._send(WithBuffers(transfer, body))
+        self._large.put((transfer, buffers))
+        return True
+
+    def _send(self, message: object) -> None:
+        self._control.sendall(connection.frame(message))
+
+    # ------------------------------------------------------------ what the kernel asks for
+
+    def _next(self) -> tuple[Any, Received | None] | None:
+        """The kernel's next message; None if there is none and ranks are to be watched."""
+        context = self._context
+        try:
+            found: tuple[Any, Received | None] = self._inbox.get(block=context is None or context.over)
+            return found
+        except queue.Empty:
+            return None
+
+    def _begin(self, begin: Begin, received: Received) -> None:
+        self._command_number = begin.command.command_number
+        try:
+            server.get(environment={**os.environ, **begin.options.env})
+            how = Start("forkserver", "", received, True)  # type: ignore[arg-type]
+            self._context = start(begin.command, how, begin.options, place=begin.place, notebook=begin.notebook)
+        except (SpawnError, OSError) as refusal:
+            received.close()
+            self._send(Refused(type(refusal).__name__, str(refusal)))
+            return
+        context, self._status = self._context, None
+        paths = tuple(context.log_path(rank) for rank in range(context.nprocs))
+        self._send(Begun(tuple(process.pid or 0 for process in context.processes), context.log_dir, paths))
+
+    def _run_next(self, message: RunNext, received: Received | None) -> None:
+        if self._context is None:
+            return
+        commands: Mapping[int, RunCell | RunFunction] = message.commands
+        self._release()
+        if received is not None:
+            self._held = received
+            payload = Shared([f"/proc/{os.getpid()}/fd/{fd}" for fd in received.fds], received.sizes)
+            commands = {rank: replace(command, payload=payload) for rank, command in commands.items()}
+        self._command_number = next(iter(commands.values())).command_number
+        self._context.run(commands)
+
+    def _release(self) -> None:
+        """No rank of this node needs the last command's payload any more."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _call(self, call: Call) -> None:
+        assert call.method in CALLS
+        value = None
+        if call.method == "serve_store":
+            value = self._serve_store()
+        elif self._context is not None:
+            value = getattr(self._context, call.method)(*call.arguments)
+            if call.method == "dispose":
+                self._release()
+                self._context = self._status = None
+        if call.number:
+            self._send(Answer(call.number, value))
+
+    def _serve_store(self) -> tuple[str, int]:
+        """A TCPStore for the ranks of all nodes, at this node's address; it lives as long as the agent."""
+        if self._store is None:
+            host = self._control.getsockname()[0]
+            with socket.socket() as listener:
+                listener.bind((host, 0))
+                listener.listen(1024)
+                port = listener.getsockname()[1]
+                self._store = (
+                    host,
+                    port,
+                    torch.distributed.TCPStore(
+                        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+                    ),
+                )
+        return self._store[0], self._store[1]
+
+
+def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
+    """Connect to the kernel, and serve it."""
+    control = connection.connect(kernel, token, connection.CONTROL, node)
+    bulk = connection.connect(kernel, token, connection.BULK, node)
+    address = control.getsockname()[0]
+    if name := interfaces.with_address(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    server.warm_up()
+    hello = Hello(socket.gethostname(), address, versions(), interfaces.dns_is_slow(address))
+    control.sendall(connection.frame(hello))
+    while connection.receive(control) is not None:  # the kernel compares clocks
+        control.sendall(connection.frame(time.monotonic()))
+    Node(control, bulk).run()

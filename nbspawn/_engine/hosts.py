@@ -1,0 +1,359 @@
+"""Ranks on several machines: the local engines of their agents as one engine.
+
+The nodes' ranks follow each other: those of node 0 first. Whatever names a rank or a moment is translated here, from
+the node's numbers and its clock to the run's, and back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbspawn._engine import inherited, stacks
+from nbspawn._engine.agents import Agents
+from nbspawn._engine.link import Link
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._payload.packing import Packed
+from nbspawn._protocol import shared_memory
+from nbspawn._protocol.agents import Answer, Begin, Begun, Call, Refused, Reported, RunNext, Status, Transfer
+from nbspawn._protocol.frames import Frame, Stack
+from nbspawn._protocol.gauges import Reading
+from nbspawn._protocol.messages import Command, Event, Exited, Returned, RunCell, RunFunction
+from nbspawn._protocol.payload import NOTHING, Shared
+from nbspawn._protocol.place import Place, new_run_id
+from nbspawn._protocol.settings import Settings
+from nbspawn._results import Results
+from nbspawn.errors import Failure, StartError, UsageError
+
+_ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
+_START_SECONDS = 60.0
+_TICK = 0.05
+_MOMENTS = ("time", "since", "ready")  # fields of events
+
+
+@dataclass
+class _Node:
+    link: Link
+    first: int
+    count: int
+    status: Status
+    begun: Begun | None = None
+    refused: Refused | None = None
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class HostRanks:
+    """The ranks of one run (``Engine`` in base.py says what each method does)."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        command: RunCell | RunFunction,
+        packed: Packed,
+        options: LaunchOptions,
+        notebook: Settings,
+    ) -> None:
+        self.nprocs = int(options.nprocs)
+        if self.nprocs < len(agents.links):
+            raise UsageError(f"{len(agents.links)} nodes need as many ranks at least, got {self.nprocs}")
+        self._agents = agents
+        self._events: list[Event] = []
+        self._returned: dict[int, Returned] = {}
+        self._answers: dict[tuple[int, int], Any] = {}
+        self._numbers = itertools.count(1)
+        self._ended: set[int] = set()
+        self._lost: list[Failure] = []
+        self._losses: list[str] = []
+        self._stopping = False
+        self._closed = False
+        self._command = command
+        self._grouped = options.backend is not None
+        self._selector = selectors.DefaultSelector()
+        inherited.close_after_fork(self._selector.fileno())
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+            inherited.close_after_fork(end.fileno())
+        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self._nodes = self._placed(agents.links)
+        with ExitStack() as undo:
+            undo.callback(self.dispose)
+            for node in self._nodes:
+                node.link.deliver = self._received
+                node.link.watch(self._selector)
+            self._begin(packed, options, notebook)
+            undo.pop_all()
+
+    def _placed(self, links: Sequence[Link]) -> list[_Node]:
+        share, more = divmod(self.nprocs, len(links))
+        counts = [share + (number < more) for number in range(len(links))]
+        firsts = itertools.accumulate(counts, initial=0)
+        number = self._command.command_number
+        nothing = Status(number, over=False, settled=False, complete=True, failures=())
+        return [_Node(link, first, count, nothing) for link, first, count in zip(links, firsts, counts, strict=False)]
+
+    def _begin(self, packed: Packed, options: LaunchOptions, notebook: Settings) -> None:
+        if self._agents.master is None:
+            self._agents.master = tuple(self._ask(self._nodes[:1], "serve_store")[0])
+        addresses = tuple(node.link.hello.address for node in self._nodes)
+        run_id = new_run_id()
+        for number, node in enumerate(self._nodes):
+            slow, master = node.link.hello.slow_dns, self._agents.master
+            place = Place(node.first, node.count, self.nprocs, number, addresses, master, slow, run_id)
+            own = replace(options, nprocs=node.count, on=None)
+            transfer = node.link.transfer(packed.fds, packed.sizes)
+            node.link.send(Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
+        self._wait(lambda: all(node.begun or node.refused or node.link.lost for node in self._nodes), _START_SECONDS)
+        for node in self._nodes:
+            if node.begun is None:
+                why = node.refused.text if node.refused else node.link.lost or "it does not answer"
+                raise StartError(f"no ranks could be started on {node.link.hello.host}: {why}")
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def cell(self) -> str | None:
+        return self._command.filename if isinstance(self._command, RunCell) else None
+
+    @property
+    def log_dir(self) -> str:
+        return ", ".join(f"{node.link.hello.host}:{node.begun.log_dir}" for node in self._nodes if node.begun)
+
+    @property
+    def logs_exist(self) -> bool:
+        return True
+
+    @property
+    def complete(self) -> bool:
+        self.poll(0.0)
+        return not self._ended and all(node.status.complete for node in self._nodes)
+
+    @property
+    def over(self) -> bool:
+        return all(node.status.over and not node.link.waits_for_bulk for node in self._nodes)
+
+    @property
+    def settled(self) -> bool:
+        number = self._command.command_number
+        return all(
+            node.status.over or (node.status.settled and node.status.command_number == number) for node in self._nodes
+        ) and not any(node.link.waits_for_bulk for node in self._nodes)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def failures(self) -> list[Failure]:
+        found = [self._failure(node, failure) for node in self._nodes for failure in node.status.failures]
+        return found + self._lost
+
+    def node(self, rank: int) -> int:
+        return self._nodes.index(self._node(rank))
+
+    def log_path(self, rank: int) -> str:
+        node = self._node(rank)
+        return f"{node.link.hello.host}:{node.begun.log_paths[rank - node.first]}" if node.begun else ""
+
+    def pids(self) -> list[int]:
+        return [pid for node in self._nodes if node.begun for pid in node.begun.pids]
+
+    def usage(self) -> list[Reading]:
+        none = Reading(0.0, 0.0, 0, -1)
+        answers = self._ask(self._nodes, "usage")
+        return [
+            reading for node, one in zip(self._nodes, answers, strict=True) for reading in one or [none] * node.count
+        ]
+
+    def losses(self) -> list[str]:
+        found, self._losses = self._losses, []
+        for node, answer in zip(self._nodes, self._ask(self._nodes, "losses"), strict=True):
+            found += [f"On {node.link.hello.host}: {loss}" for loss in answer or ()]
+        return found
+
+    # ------------------------------------------------------------ commands
+
+    def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
+        self._command = next(iter(commands.values()))
+        self._returned.clear()
+        self._lost.clear()
+        self._stopping = False
+        payload = self._command.payload
+        fds = shared_memory.opened(payload.paths) if isinstance(payload, Shared) else ()
+        try:
+            for node in self._nodes:
+                own = {
+                    rank - node.first: replace(commands[rank], payload=NOTHING)
+                    for rank in node.ranks
+                    if rank in commands
+                }
+                if own:
+                    transfer: Transfer | None = None
+                    if isinstance(payload, Shared) and fds:
+                        transfer = node.link.transfer(fds, payload.sizes)
+                    node.link.send(RunNext(own, transfer))
+                else:
+                    number = self._command.command_number
+                    node.status = replace(node.status, command_number=number, failures=())
+        finally:
+            shared_memory.close(fds)
+
+    def serve(self) -> None:
+        """Node 0's agent serves the store at any time."""
+
+    def send(self, rank: int, command: Command) -> None:
+        node = self._node(rank)
+        node.link.send(Call("send", (rank - node.first, command)))
+
+    def regroup(self) -> bool:
+        self._tell("regroup")
+        return self._grouped
+
+    def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
+        self._stopping = True
+        self._tell("stop_at", interrupt, term, kill)
+
+    def break_into(self, rank: int) -> None:
+        node = self._node(rank)
+        node.link.send(Call("break_into", (rank - node.first,)))
+
+    def look(self, deep: bool) -> dict[int, Stack]:
+        return self._merged(self._ask(self._nodes, "look", deep))
+
+    def stacks(self, ending: str = "") -> list[str]:
+        stood: dict[int, tuple[Frame, ...]] = self._merged(self._ask(self._nodes, "stood"))
+        return stacks.sentences(stood, self.cell, ending)
+
+    def results(self) -> Results[Any]:
+        ranks = sorted(self._returned)
+        return Results([self._returned[rank].value for rank in ranks], ranks)
+
+    # ------------------------------------------------------------ watching
+
+    def poll(self, timeout: float) -> list[Event]:
+        if not self._closed:
+            # An answer that was waited for may have come with events.
+            wait = 0.0 if self._events else timeout
+            for key, _ in self._selector.select(None if wait == math.inf else max(0.0, wait)):
+                key.data()
+        events, self._events = self._events, []
+        return events
+
+    def wake(self) -> None:
+        with suppress(OSError):  # closed, or it has been woken often enough
+            self._waker.send(b"!")
+
+    def _wake_up(self) -> None:
+        self._woken.recv(64)
+
+    def _received(self, link: Link, message: Any) -> None:
+        node = next(node for node in self._nodes if node.link is link)
+        if message is None:
+            self._lose(node)
+        elif isinstance(message, Reported):
+            node.status = message.status
+            self._events += [self._event(node, event) for event in message.events]
+        elif isinstance(message, Answer):
+            self._answers[link.node, message.number] = message.value
+        elif isinstance(message, Begun):
+            node.begun = message
+        elif isinstance(message, Refused):
+            node.refused = message
+        else:  # an event that came with large buffers
+            self._events.append(self._event(node, message))
+
+    def _event(self, node: _Node, event: Any) -> Event:
+        """The node's event, with the run's numbers and the kernel's clock."""
+        moments = {name: getattr(event, name) + node.link.offset for name in _MOMENTS if getattr(event, name, 0.0)}
+        translated: Event = replace(event, rank=event.rank + node.first, **moments)
+        if isinstance(translated, Exited):
+            self._ended.add(translated.rank)
+        elif isinstance(translated, Returned):
+            self._returned[translated.rank] = translated
+        return translated
+
+    def _failure(self, node: _Node, failure: Failure) -> Failure:
+        return replace(
+            failure,
+            rank=failure.rank + node.first,
+            time=failure.time + node.link.offset,
+            node=self._nodes.index(node),
+            host=node.link.hello.host,
+            log_path=f"{node.link.hello.host}:{failure.log_path}",
+        )
+
+    def _lose(self, node: _Node) -> None:
+        """The agent's connection has ended, and with it its ranks."""
+        now, host = time.monotonic(), node.link.hello.host
+        for rank in node.ranks:
+            if rank not in self._ended and not node.status.over:
+                self._events.append(Exited(rank, now, None))
+                self._ended.add(rank)
+                pid = node.begun.pids[rank - node.first] if node.begun else 0
+                what = f"its node {host} was lost ({node.link.lost})"
+                number = self._nodes.index(node)
+                self._lost.append(
+                    Failure(rank, pid, now, -9, what, node=number, host=host, log_path=self.log_path(rank))
+                )
+        node.status = replace(node.status, over=True, settled=True, complete=False)
+
+    # ------------------------------------------------------------ asking nodes
+
+    def _node(self, rank: int) -> _Node:
+        return next(node for node in self._nodes if rank in node.ranks)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for node in self._nodes:
+            node.link.send(Call(method, arguments))
+
+    def _ask(self, nodes: Sequence[_Node], method: str, *arguments: Any) -> list[Any]:
+        """What the method returns on each of these nodes; None of one that does not answer."""
+        number = next(self._numbers)
+        for node in nodes:
+            node.link.send(Call(method, arguments, number))
+        keys = {(node.link.node, number): node for node in nodes}
+        self._wait(lambda: all(key in self._answers or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
+        return [self._answers.pop(key, None) for key in keys]
+
+    def _wait(self, there: Callable[[], bool], seconds: float) -> None:
+        """Receive until that is so; events are kept for the next poll."""
+        end = time.monotonic() + seconds
+        while not there() and time.monotonic() < end:
+            for key, _ in self._selector.select(_TICK):
+                key.data()
+
+    def _merged(self, answers: Sequence[Mapping[int, Any] | None]) -> dict[int, Any]:
+        return {
+            rank + node.first: value
+            for node, answer in zip(self._nodes, answers, strict=True)
+            for rank, value in (answer or {}).items()
+        }
+
+    # ------------------------------------------------------------ the end
+
+    def dismiss(self, seconds: float) -> None:
+        self._ask(self._nodes, "dismiss", seconds)
+
+    def dispose(self, keep_logs: bool = False) -> None:
+        if self._closed:
+            return
+        self._ask(self._nodes, "dispose", keep_logs)
+        self._closed = True
+        for node in self._nodes:
+            node.status = replace(node.status, over=True, settled=True)
+            node.link.unwatch()
+        for end in (self._woken, self._waker):
+            inherited.unmark(end.fileno())
+            end.close()
+        inherited.unmark(self._selector.fileno())
+        self._selector.close()

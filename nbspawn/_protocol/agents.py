@@ -1,0 +1,141 @@
+"""The messages between the kernel and the agents: the process on each node of a run over several machines.
+
+An agent runs the ranks of its node by the local engine, and numbers them from 0: the kernel translates. Two TCP
+connections lead from each agent to the kernel (connection.py). Over *control* goes one pickled message of this file a
+frame. Over *bulk* go the bytes of large buffers, in transfers that control announces: neither waits for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbspawn._protocol.messages import Event, RunCell, RunFunction
+from nbspawn._protocol.place import Place
+from nbspawn._protocol.settings import Settings
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Buffers of these ``sizes`` in bytes come over bulk, laid out as in shared_memory.py. ``number`` counts the
+    transfers in one direction."""
+
+    number: int
+    sizes: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- kernel -> agent
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start ranks with this first ``command``, whose payload is the ``transfer``. ``options`` are LaunchOptions, for
+    this node alone."""
+
+    place: Place
+    options: Any
+    notebook: Settings
+    command: RunCell | RunFunction
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class RunNext:
+    """Have kept ranks run a further command, a rank of this node each; the payload of all is the ``transfer``, if there
+    is one."""
+
+    commands: Mapping[int, RunCell | RunFunction]
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call a method of the local engine, one of CALLS; the answer has the same ``number``, if that is not 0."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    number: int = 0
+
+
+CALLS = frozenset(
+    {
+        "send",
+        "stop_at",
+        "break_into",
+        "dismiss",
+        "dispose",
+        "serve_store",
+        "look",
+        "stood",
+        "usage",
+        "losses",
+        "regroup",
+    }
+)
+
+
+# ---------------------------------------------------------------- agent -> kernel
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The agent's first message: what must be the same on all nodes, and what the kernel has to know of this one."""
+
+    host: str
+    address: str
+    versions: Mapping[str, str]
+    slow_dns: bool
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the local engine says of itself (_engine/base.py). ``command_number`` is that of its last command,
+    ``failures`` are ``nbspawn.errors.Failure``."""
+
+    command_number: int
+    over: bool
+    settled: bool
+    complete: bool
+    failures: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The ranks have been started."""
+
+    pids: tuple[int, ...]
+    log_dir: str
+    log_paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """They have not: ``error`` is the name of one of nbspawn's own errors, ``text`` what it says."""
+
+    error: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What has happened on the node since the last such message."""
+
+    events: tuple[Event, ...]
+    status: Status
+
+
+@dataclass(frozen=True)
+class WithBuffers:
+    """A message, pickled as ``body``, whose large buffers are the ``transfer``."""
+
+    transfer: Transfer
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the method of a ``Call`` has returned."""
+
+    number: int
+    value: Any

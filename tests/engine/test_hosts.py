@@ -1,0 +1,299 @@
+"""Ranks on several nodes: agents that are processes of this machine, each a node (support/nodes.py)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import rank_functions as ranks
+from leftovers import alive, gone, marked_pids, until
+from methods import SUPPORT
+from nodes import Processes
+
+import nbspawn
+from nbspawn._engine import agents
+from nbspawn._engine.hosts import HostRanks
+from nbspawn._engine.jobs import CellJob, FunctionJob
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol import connection
+from nbspawn._protocol.messages import RunCell
+from nbspawn._session.options import CommandOptions
+from nbspawn._session.pool import Pool
+from nbspawn._session.views import StreamView
+
+clean = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(scope="module")
+def nodes(workplace: str) -> Iterator[Processes]:
+    """Two nodes, whose agents stay for all tests."""
+    starter = Processes(2)
+    call(starter, places)  # with the first run come fork servers and guardians, which stay
+    yield starter
+    agents.release(starter)
+
+
+def call(nodes: Processes, fn: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:
+    return list(Pool(LaunchOptions(nprocs=nprocs, on=nodes, **options)).run(FunctionJob(fn, args)))
+
+
+class Kept:
+    """Ranks that stay, on these nodes."""
+
+    def __init__(self, nodes: Processes, nprocs: int = 4, **options: Any) -> None:
+        self.pool = Pool(
+            LaunchOptions(nprocs=nprocs, on=nodes, keep=True, **options), CommandOptions(view=StreamView())
+        )
+
+    def __enter__(self) -> Kept:
+        self.pool.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.close()
+
+    def execute(self, code: str, only: list[int] | None = None, **variables: Any) -> list[Any]:
+        command = RunCell(textwrap.dedent(code), f"<test {next(self.pool.numbers)}>")
+        return list(self.pool.run(CellJob(command, variables, frozenset(variables)), None, only))
+
+    @property
+    def engine(self) -> HostRanks:
+        found: Any = self.pool._started().engine
+        return found
+
+
+def places(rank: int) -> tuple[int, ...]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    return rank, *(int(os.environ[name]) for name in names)
+
+
+def sum_of_ranks(rank: int) -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    found = torch.ones(1) * rank
+    dist.all_reduce(found)
+    return float(found)
+
+
+@clean
+def test_ranks_are_numbered_over_nodes_as_torchrun_does(nodes: Processes) -> None:
+    assert call(nodes, places, nprocs=5) == [
+        (0, 0, 5, 0, 3, 0, 2),
+        (1, 1, 5, 1, 3, 0, 2),
+        (2, 2, 5, 2, 3, 0, 2),
+        (3, 3, 5, 0, 2, 1, 2),
+        (4, 4, 5, 1, 2, 1, 2),
+    ]
+
+
+@clean
+def test_ranks_of_all_nodes_meet(nodes: Processes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(nodes, sum_of_ranks) == [6.0] * 4
+    assert call(nodes, ranks.succeed, backend="gloo") == [None] * 4
+
+
+@clean
+def test_what_they_print_is_shown_with_the_rank(nodes: Processes, capsys: pytest.CaptureFixture[str]) -> None:
+    call(nodes, lambda rank: print(f"this is {rank}"))
+    shown = capsys.readouterr().out
+    assert all(f"[{rank}]" in shown and f"this is {rank}" in shown for rank in range(4))
+
+
+@clean
+def test_large_arguments_and_results(nodes: Processes) -> None:
+    """Over the other connection; several stripes, and values of several sizes."""
+    large = np.arange(20_000_000, dtype=np.int64)
+    found = call(nodes, lambda rank, given: (given[rank:] * 2, "small", rank), large)
+    for rank, (array, small, number) in enumerate(found):
+        assert small == "small" and number == rank and np.array_equal(array, large[rank:] * 2)
+
+
+@clean
+def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> None:
+    def fail(rank: int) -> None:
+        if rank == 2:
+            raise KeyError("hieght")
+        threading.Event().wait()
+
+    with pytest.raises(nbspawn.RankRaisedError) as caught:
+        call(nodes, fail)
+    assert str(caught.value).startswith(f"rank 2 of 4 ({socket.gethostname()}): KeyError: 'hieght'")
+    assert (caught.value.rank, caught.value.node, caught.value.host) == (2, 1, socket.gethostname())
+    host, _, path = caught.value.log_path.partition(":")
+    assert host == socket.gethostname() and Path(path).exists()
+
+
+def test_a_session_keeps_variables_over_nodes(nodes: Processes) -> None:
+    with Kept(nodes, backend="gloo") as kept:
+        kept.execute("import torch, torch.distributed as dist\nkept = torch.ones(1) * rank")
+        assert kept.execute("dist.all_reduce(kept)\nfloat(kept)") == [6.0] * 4
+        assert kept.execute("float(kept) + pushed.sum()", pushed=np.ones(3_000_000)) == [3_000_006.0] * 4
+        assert kept.execute("rank", only=[1, 3]) == [1, 3]
+        assert [reading.memory > 0 for reading in kept.engine.usage()] == [True] * 4
+        assert len(set(kept.pool.pids())) == 4 and all(map(alive, kept.pool.pids()))
+        pids = kept.pool.pids()
+    assert gone(pids)
+
+
+def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(nodes: Processes) -> None:
+    with Kept(nodes, backend="gloo") as kept:
+        kept.execute("import torch.distributed as dist\nkept = rank")
+        with pytest.raises(nbspawn.RankRaisedError, match="rank 1 of 4 .*the real one"):
+            kept.execute("if rank == 1: raise ValueError('the real one')\ndist.barrier()")
+        assert kept.execute("dist.barrier()\nkept") == [0, 1, 2, 3]
+        assert kept.pool.regrouped
+
+
+def test_stop_over_nodes(nodes: Processes) -> None:
+    with Kept(nodes) as kept:
+        kept.execute("import time; kept = rank")
+        begun = threading.Event()
+
+        class Watching(StreamView):
+            def show(self, run: Any, events: Any) -> None:
+                super().show(run, events)
+                if all(rank.position.frames for rank in run.ranks) and not begun.is_set():
+                    begun.set()
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        job = CellJob(RunCell("time.sleep(60)", "<sleeps>"), {})
+        with pytest.raises(KeyboardInterrupt) as caught:
+            kept.pool.run(job, CommandOptions(view=Watching()))
+        assert "Ranks 0-3 were at line 1" in str(caught.value)
+        assert kept.execute("kept") == [0, 1, 2, 3]
+
+
+@clean
+def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> None:
+    starter = Processes(2)
+    agents.connected(starter)
+    try:
+        with Kept(starter) as kept:
+            kept.execute("import time; kept = rank")
+            pids = kept.pool.pids()
+            os.kill(starter.agents[1].pid, signal.SIGKILL)
+            with pytest.raises(
+                nbspawn.RankExitedError, match=f"rank 2 of 4 .*its node {socket.gethostname()} was lost"
+            ):
+                kept.execute("time.sleep(60)")
+            assert gone(pids[2:])
+        assert gone(pids)
+        assert call(starter, places)[3][0] == 3  # with new agents
+    finally:
+        agents.release(starter)
+
+
+def test_all_ends_with_the_kernel(tmp_path: Path) -> None:
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from nodes import Processes
+import rank_functions as ranks
+from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._session.pool import Pool
+if __name__ == "__main__":
+    job = FunctionJob(ranks.stuck_in_c_with_grandchild, ({str(tmp_path)!r},))
+    Pool(LaunchOptions(nprocs=4, on=Processes(2))).run(job)
+"""
+    )
+    kernel = subprocess.Popen([sys.executable, os.fspath(script)])
+    assert until(lambda: len(list(tmp_path.glob("pids-*"))) == 4, 60)
+    there = {*marked_pids(tmp_path), *(child.pid for child in psutil.Process(kernel.pid).children(recursive=True))}
+    kernel.kill()
+    kernel.wait()
+    assert gone(there, 10)
+
+
+# ---------------------------------------------------------------- agents that do not come
+
+
+@clean
+def test_an_agent_that_does_not_start_is_an_error() -> None:
+    with pytest.raises(
+        nbspawn.StartError, match="no agent could be started on node 0: its process ended with exit code 1"
+    ):
+        agents.connected(Processes(2, "/bin/false"))
+
+
+@clean
+def test_a_node_with_other_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = Processes(1)
+    monkeypatch.setattr(nbspawn, "__version__", "9.9")
+    with pytest.raises(nbspawn.StartError, match=rf"the node {socket.gethostname()} has nbspawn .* \(here 9.9\)"):
+        agents.connected(starter)
+
+
+@clean
+def test_nobody_gets_in_without_the_token() -> None:
+    token = secrets.token_bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tried: list[BaseException] = []
+
+        def enter(with_token: bytes) -> None:
+            try:
+                connection.connect(listener.getsockname(), with_token, connection.CONTROL, 3).close()
+            except (OSError, EOFError) as refusal:
+                tried.append(refusal)
+
+        for with_token, let_in in ((secrets.token_bytes(32), False), (token, True)):
+            thread = threading.Thread(target=enter, args=(with_token,))
+            thread.start()
+            accepted = connection.accept(listener, token)
+            thread.join()
+            assert (accepted is not None) == let_in
+            if accepted is not None:
+                assert accepted[1:] == (connection.CONTROL, 3)
+                accepted[0].close()
+        assert len(tried) == 1
+
+
+@clean
+def test_an_agent_does_not_trust_whoever_answers() -> None:
+    """Whoever listens at the kernel's old port could have it run a pickle."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend() -> None:
+            one, _ = listener.accept()
+            with one:
+                one.sendall(bytes(32))
+                connection.receive_exactly(one, 5 + 32 + 32)
+                one.sendall(bytes(32))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(PermissionError, match="does not know this run's token"):
+            connection.connect(listener.getsockname(), bytes(32), connection.BULK, 0)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_method": "fork"}, "-m fork is for ranks on this machine"),
+        ({"devices": [0]}, "a cluster assigns the GPUs"),
+        ({"debugpy": True}, "breakpoint\\(\\) works on all nodes"),
+        ({"log_dir": "logs"}, "stay on their nodes"),
+        ({"nprocs": "gpu"}, "the number of ranks has to be given"),
+        ({"backend": "xla"}, "-b xla is for ranks on this machine"),
+    ],
+)
+def test_what_several_machines_cannot_have(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(nbspawn.UsageError, match=message):
+        Pool(LaunchOptions(**{"nprocs": 4, "on": Processes(2), **options}))

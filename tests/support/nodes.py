@@ -1,0 +1,45 @@
+"""Starts agents as processes of this machine, each a node of its own: what a cluster does elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+class Processes:
+    """``nodes`` of them, at the loopback interface. ``python`` is the interpreter of each, by default this one."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, nodes: int, python: str = sys.executable) -> None:
+        self.nodes = nodes
+        self.agents: dict[int, subprocess.Popen[str]] = {}
+        self.folders: dict[int, str] = {}
+        self._python = python
+
+    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
+        command = [self._python, "-m", "nbspawn._agent", *arguments]
+        # As if the nodes shared a file system, except for their temp directories.
+        self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
+        paths = os.pathsep.join(filter(None, sys.path))
+        env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": self.folders[node]}
+        self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env, start_new_session=True)
+        stdin = self.agents[node].stdin
+        assert stdin is not None
+        print(token, file=stdin, flush=True)
+        stdin.close()
+
+    def failed(self, node: int) -> str:
+        code = self.agents[node].poll()
+        return "" if code is None else f"its process ended with exit code {code}"
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            agent.wait(30)
+        for folder in self.folders.values():
+            shutil.rmtree(folder)
+        self.agents.clear()
+        self.folders.clear()
