@@ -44,6 +44,8 @@ def spawn(
     debugpy: bool = ...,
     show_locals: bool = ...,
     view: View | None = ...,
+    on: str = ...,
+    nnodes: int = ...,
 ) -> Results[T]: ...
 @overload
 def spawn(
@@ -83,6 +85,8 @@ def spawn(
     debugpy: bool = ...,
     show_locals: bool = ...,
     view: View | None = ...,
+    on: str = ...,
+    nnodes: int = ...,
 ) -> Results[T] | LocalContext: ...
 def spawn(
     fn: Callable[..., Any],
@@ -104,6 +108,8 @@ def spawn(
     debugpy: bool = False,
     show_locals: bool = False,
     view: View | None = None,
+    on: str = "local",
+    nnodes: int = 1,
 ) -> Results[Any] | LocalContext:
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
 
@@ -114,7 +120,8 @@ def spawn(
             locks and events.
         nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
         join: True: wait, show what the ranks print, and return their results. False: return a context at once. Then the
-            ranks are not supervised, and ``timeout``, ``grace_period``, ``view``, ``pdb`` and ``debugpy`` are refused.
+            ranks are not supervised, and ``timeout``, ``grace_period``, ``view``, ``pdb``, ``debugpy`` and ``on`` are
+            refused.
         daemon: as in multiprocessing.
         start_method: 'auto', 'fork', 'forkserver' or 'spawn' (auto: the fork server if everything that ``fn`` uses can
             be pickled).
@@ -134,6 +141,8 @@ def spawn(
         show_locals: show the variables of the frame that raised, in the error.
         view: how the run is shown; None: the notebook's default view, or in a script lines marked with their ranks on
             ``sys.stdout``.
+        on: 'local' for this machine, 'ray' or 'ray:HOST:PORT' for a Ray cluster, which has to be there. Needs ``join``.
+        nnodes: the number of nodes of the cluster; each runs its share of the ranks.
 
     Returns:
         ``Results``, a sequence by rank of what ``fn`` returned. With ``join=False`` a ``LocalContext``: a torch
@@ -150,7 +159,12 @@ def spawn(
     """
     if not join:
         _refuse_what_needs_a_supervisor(
-            timeout=timeout, grace_period=grace_period, view=view, pdb=pdb or None, debugpy=debugpy or None
+            timeout=timeout,
+            grace_period=grace_period,
+            view=view,
+            pdb=pdb or None,
+            debugpy=debugpy or None,
+            on=None if on == "local" else on,
         )
     launch = LaunchOptions(
         nprocs=nprocs,
@@ -164,6 +178,8 @@ def spawn(
         long_group_timeout=pdb,
         debugpy=debugpy,
         daemon=daemon,
+        on=on,
+        nnodes=nnodes,
     )
     command = CommandOptions(
         timeout=timeout,

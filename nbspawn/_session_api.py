@@ -195,6 +195,8 @@ class Session(RankSubset):
         idle_timeout: seconds without a command after which the ranks are ended; None: never.
         view: how commands are shown; None: the notebook's default view, or in a script lines marked with their ranks
             on ``sys.stdout``.
+        on: as for ``nbspawn.spawn``.
+        nnodes: as for ``nbspawn.spawn``.
 
     Raises:
         UsageError: an argument is invalid.
@@ -218,6 +220,8 @@ class Session(RankSubset):
         grace_period: float = GRACE_PERIOD,
         idle_timeout: float | None = None,
         view: View | None = None,
+        on: str = "local",
+        nnodes: int = 1,
     ) -> None:
         launch = LaunchOptions(
             nprocs=nprocs,
@@ -232,6 +236,8 @@ class Session(RankSubset):
             idle_timeout=idle_timeout,
             long_group_timeout=pdb,
             debugpy=debugpy,
+            on=on,
+            nnodes=nnodes,
         )
         command = CommandOptions(
             timeout=timeout, grace_period=grace_period, view=view, pdb=pdb, show_locals=show_locals

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-import threading
+import subprocess
+import sys
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-_DNS_SECONDS = 0.5  # an answer that takes longer is one that a TCPStore's client should not ask for
+_DNS_SECONDS = 1.0  # with the start of a process; a client of a TCPStore would wait for ten
 
 
 def with_address(address: str) -> str:
@@ -26,8 +27,16 @@ def with_address(address: str) -> str:
 
 def dns_is_slow(address: str) -> bool:
     """Does it take long to learn the name of this address? Then nobody answers, and each client of a TCPStore would ask
-    for it again."""
-    asking = threading.Thread(target=socket.getfqdn, args=(address,), daemon=True)
-    asking.start()
-    asking.join(_DNS_SECONDS)
-    return asking.is_alive()
+    for it again: by its IPv6 form, which /etc/hosts does not have.
+
+    Another process asks. The C library reads RES_OPTIONS with a process's first question, and keeps what it has read:
+    tcp_store (_rank/stores.py) could not have it ask nobody any more.
+    """
+    question = f"import socket; socket.getnameinfo(('::ffff:{address}', 0, 0, 0), socket.NI_NAMEREQD)"
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", question], stderr=subprocess.DEVNULL) as asking:
+        try:
+            asking.wait(_DNS_SECONDS)
+        except subprocess.TimeoutExpired:
+            asking.kill()
+            return True
+    return False

@@ -10,14 +10,13 @@ import os
 import pickle
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import torch.distributed
 
 from nbspawn._agent import interfaces
 from nbspawn._engine.agents import versions
@@ -42,6 +41,7 @@ from nbspawn._protocol.agents import (
 )
 from nbspawn._protocol.messages import Event, Returned, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
+from nbspawn._rank.stores import tcp_store
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens
@@ -71,9 +71,10 @@ class Received:
 
 
 class Node:
-    """``control`` and ``bulk`` lead to the kernel."""
+    """``control`` and ``bulk`` lead to the kernel; ``slow_dns`` as in Hello."""
 
-    def __init__(self, control: socket.socket, bulk: socket.socket) -> None:
+    def __init__(self, control: socket.socket, bulk: socket.socket, slow_dns: bool) -> None:
+        self._slow_dns = slow_dns
         self._control, self._bulk = control, bulk
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
@@ -274,14 +275,15 @@ class Node:
                 listener.bind((host, 0))
                 listener.listen(1024)
                 port = listener.getsockname()[1]
-                self._store = (
-                    host,
-                    port,
-                    torch.distributed.TCPStore(
-                        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-                    ),
-                )
+                held = listener.detach()
+                self._store = host, port, tcp_store(host, port, self._slow_dns, is_master=True, master_listen_fd=held)
         return self._store[0], self._store[1]
+
+
+def _end_with_input(control: socket.socket) -> None:
+    """What has started this agent holds the other end of its standard input."""
+    sys.stdin.read()
+    control.shutdown(socket.SHUT_RDWR)
 
 
 def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
@@ -291,9 +293,11 @@ def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     address = control.getsockname()[0]
     if name := interfaces.with_address(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    threading.Thread(target=_end_with_input, args=(control,), daemon=True).start()
     server.warm_up()
-    hello = Hello(socket.gethostname(), address, versions(), interfaces.dns_is_slow(address))
+    slow_dns = interfaces.dns_is_slow(address)
+    hello = Hello(socket.gethostname(), address, versions(), slow_dns)
     control.sendall(connection.frame(hello))
     while connection.receive(control) is not None:  # the kernel compares clocks
         control.sendall(connection.frame(time.monotonic()))
-    Node(control, bulk).run()
+    Node(control, bulk, slow_dns).run()

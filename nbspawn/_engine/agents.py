@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -33,6 +34,9 @@ class Starter(Protocol):
     def address(self) -> str:
         """The address of this machine at which the nodes can reach it."""
 
+    def prepare(self, give_up: Callable[[], object]) -> None:
+        """Reserve the nodes. Raises KeyboardInterrupt if ``give_up`` becomes true meanwhile."""
+
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""
 
@@ -47,8 +51,12 @@ class Agents:
     """The agents of all nodes of ``starter``; they stay for further runs. Raises StartError if one does not come, or
     does not fit to the kernel."""
 
-    def __init__(self, starter: Starter) -> None:
-        self._starter = starter
+    def __init__(self, starter: Starter, give_up: Callable[[], object] = bool) -> None:
+        self.starter = starter
+        self.in_use = False
+        """Has a run ranks there?"""
+        self._give_up = give_up
+        starter.prepare(give_up)
         with ExitStack() as undo:
             undo.callback(self.close)
             self.links: list[Link] = []
@@ -64,28 +72,34 @@ class Agents:
         """Are all of them connected?"""
         return not any(link.lost for link in self.links)
 
+    def look_after(self) -> None:
+        """Close the connection to a node that is known to have died: the system may take long to notice."""
+        for link in self.links:
+            if not link.lost and (why := self.starter.failed(link.node)):
+                link.lose(why)
+
     def close(self) -> None:
         """End the agents."""
         for link in self.links:
             link.close()
-        self._starter.close()
+        self.starter.close()
 
     def _connected(self) -> list[Link]:
         token = secrets.token_bytes(connection.TOKEN_BYTES)
         with ExitStack() as held:
-            listener = held.enter_context(socket.create_server((self._starter.address, 0)))
+            listener = held.enter_context(socket.create_server((self.starter.address, 0)))
             inherited.close_after_fork(listener.fileno())
             host, port = listener.getsockname()
-            for node in range(self._starter.nodes):
-                self._starter.start(node, (host, str(port), str(node)), token.hex())
+            for node in range(self.starter.nodes):
+                self.starter.start(node, (host, str(port), str(node)), token.hex())
             found: dict[tuple[bytes, int], socket.socket] = {}
             held.callback(_close_all, found)
             listener.settimeout(0.1)
             end = time.monotonic() + _CONNECT_SECONDS
-            while len(found) < 2 * self._starter.nodes:
+            while len(found) < 2 * self.starter.nodes:
                 self._accept(listener, token, found, end)
             links = []
-            for node in range(self._starter.nodes):
+            for node in range(self.starter.nodes):
                 control, bulk = found[connection.CONTROL, node], found[connection.BULK, node]
                 hello: Hello = connection.receive(control, load_of_rank)
                 links.append(Link(node, hello, _offset(control), control, bulk))
@@ -96,14 +110,16 @@ class Agents:
     def _accept(
         self, listener: socket.socket, token: bytes, found: dict[tuple[bytes, int], socket.socket], end: float
     ) -> None:
-        missing = [node for node in range(self._starter.nodes) if (connection.BULK, node) not in found]
+        missing = [node for node in range(self.starter.nodes) if (connection.BULK, node) not in found]
         for node in missing:
-            if why := self._starter.failed(node):
+            if why := self.starter.failed(node):
                 raise StartError(f"no agent could be started on node {node}: {why}")
+        if self._give_up():
+            raise KeyboardInterrupt
         if time.monotonic() > end:
             raise StartError(
                 f"no agent has connected from node {missing[0]} within {_CONNECT_SECONDS:g} s: the nodes must be able "
-                f"to reach this machine at {self._starter.address}"
+                f"to reach this machine at {self.starter.address}"
             )
         try:
             accepted = connection.accept(listener, token)
@@ -114,25 +130,35 @@ class Agents:
             found[purpose, node] = one
 
 
-_connected: dict[int, Agents] = {}
-"""By the identity of their starters: agents that wait for the next run."""
+_all: list[Agents] = []
+"""Those that run something, and those that wait for the next run."""
 
 
-def connected(starter: Starter) -> Agents:
-    """The agents of this starter's nodes, which stay for the kernel's life; new ones if one has ended."""
-    found = _connected.get(id(starter))
-    if found is not None and found.alive:
-        return found
-    if found is not None:
-        found.close()
-    _connected[id(starter)] = Agents(starter)
-    return _connected[id(starter)]
+def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
+    """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
+    are released, whose resources these may need."""
+    for found in list(_all):
+        if not found.in_use and (found.starter != starter or not found.alive):
+            _release(found)
+    idle = [found for found in _all if not found.in_use]
+    if not idle:
+        idle = [Agents(starter, give_up)]
+        _all.append(idle[0])
+    idle[0].in_use = True
+    return idle[0]
 
 
-def release(starter: Starter) -> None:
-    """End the agents of this starter."""
-    if (found := _connected.pop(id(starter), None)) is not None:
-        found.close()
+def release() -> int:
+    """End the agents that run nothing, and give their nodes back; returns how many nodes that were."""
+    idle = [found for found in _all if not found.in_use]
+    for found in idle:
+        _release(found)
+    return sum(len(found.links) for found in idle)
+
+
+def _release(agents: Agents) -> None:
+    _all.remove(agents)
+    agents.close()
 
 
 def _close_all(connections: dict[Any, socket.socket]) -> None:

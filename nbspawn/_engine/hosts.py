@@ -35,6 +35,7 @@ from nbspawn.errors import Failure, StartError, UsageError
 _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
 _START_SECONDS = 60.0
 _TICK = 0.05
+_LOOK_AFTER = 1.0  # seconds
 _MOMENTS = ("time", "since", "ready")  # fields of events
 
 
@@ -76,6 +77,7 @@ class HostRanks:
         self._losses: list[str] = []
         self._stopping = False
         self._closed = False
+        self._look_at = 0.0
         self._command = command
         self._grouped = options.backend is not None
         self._selector = selectors.DefaultSelector()
@@ -104,13 +106,18 @@ class HostRanks:
 
     def _begin(self, packed: Packed, options: LaunchOptions, notebook: Settings) -> None:
         if self._agents.master is None:
-            self._agents.master = tuple(self._ask(self._nodes[:1], "serve_store")[0])
+            (answer,) = self._ask(self._nodes[:1], "serve_store")
+            if answer is None:
+                link = self._nodes[0].link
+                why = self._agents.starter.failed(0) or link.lost or "it does not answer"
+                raise StartError(f"the node {link.hello.host} does not serve the ranks' store: {why}")
+            self._agents.master = answer
         addresses = tuple(node.link.hello.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
             slow, master = node.link.hello.slow_dns, self._agents.master
             place = Place(node.first, node.count, self.nprocs, number, addresses, master, slow, run_id)
-            own = replace(options, nprocs=node.count, on=None)
+            own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
             node.link.send(Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
         self._wait(lambda: all(node.begun or node.refused or node.link.lost for node in self._nodes), _START_SECONDS)
@@ -242,6 +249,9 @@ class HostRanks:
 
     def poll(self, timeout: float) -> list[Event]:
         if not self._closed:
+            if time.monotonic() > self._look_at:
+                self._look_at = time.monotonic() + _LOOK_AFTER
+                self._agents.look_after()
             # An answer that was waited for may have come with events.
             wait = 0.0 if self._events else timeout
             for key, _ in self._selector.select(None if wait == math.inf else max(0.0, wait)):
@@ -348,7 +358,7 @@ class HostRanks:
         if self._closed:
             return
         self._ask(self._nodes, "dispose", keep_logs)
-        self._closed = True
+        self._closed, self._agents.in_use = True, False
         for node in self._nodes:
             node.status = replace(node.status, over=True, settled=True)
             node.link.unwatch()

@@ -89,7 +89,7 @@ class Link:
                     for message in self._frames.feed(data):
                         self._received(message)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            self._lose(error)
+            self.lose(error)
 
     def _bulk_is_ready(self, reads: bool = True) -> None:
         try:
@@ -103,7 +103,7 @@ class Link:
                     if (arrived := self._incoming.receive(self._bulk)) is not None:
                         self._arrived(*arrived)
         except (OSError, EOFError) as error:
-            self._lose(error)
+            self.lose(error)
 
     def _want(self, end: socket.socket, write: bool, ready: Callable[[], None]) -> None:
         if self._selector is not None and not self.lost:
@@ -128,7 +128,8 @@ class Link:
             os.close(fd)
         self.deliver(self, load_of_rank(message.body, buffers))
 
-    def _lose(self, why: Exception) -> None:
+    def lose(self, why: Exception | str) -> None:
+        """The node is lost, for this reason."""
         if not self.lost:
             self.close(str(why) or type(why).__name__)
             self.deliver(self, None)

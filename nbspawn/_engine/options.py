@@ -50,16 +50,23 @@ class LaunchOptions:
     """Give the process group of ``backend`` a timeout of a day: a rank may be in the debugger for long."""
     debugpy: bool = False
     """Each rank listens for a debugger (VS Code's) on a loopback port of its own."""
-    on: Starter | None = None
-    """What starts an agent on each node of a run over several machines; None for ranks on this machine."""
+    on: str | Starter | None = None
+    """Where ranks are started: None for this machine, 'ray' or 'ray:HOST:PORT' for the nodes of a Ray cluster, or what
+    starts an agent on each node itself."""
+    nnodes: int = 1
+    """The number of nodes of the cluster."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= MAX_RANKS:
             raise UsageError(f"nprocs must be between 1 and {MAX_RANKS}, got {self.nprocs}")
+        if self.on == "local":
+            object.__setattr__(self, "on", None)
         if self.on is not None:
             self._check_several_nodes()
+        elif self.nnodes > 1:
+            raise UsageError(f"{self.nnodes} nodes need a cluster: --on ray (on='ray')")
         if self.threads is not None and not (isinstance(self.threads, int) and 1 <= self.threads <= MAX_THREADS):
             raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
@@ -70,8 +77,12 @@ class LaunchOptions:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")
 
     def _check_several_nodes(self) -> None:
+        if isinstance(self.on, str) and self.on.partition(":")[0] != "ray":
+            raise UsageError(f"{self.on!r:.60} is no place for ranks: use local, ray or ray:HOST:PORT")
         if not isinstance(self.nprocs, int):
-            raise UsageError("over several machines the number of ranks has to be given")
+            raise UsageError("on a cluster the number of ranks has to be given")
+        if self.nnodes > self.nprocs:
+            raise UsageError(f"{self.nnodes} nodes need as many ranks at least, got {self.nprocs}")
         if self.start_method not in ("auto", "forkserver"):
             raise UsageError(
                 f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"

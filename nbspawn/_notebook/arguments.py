@@ -46,12 +46,18 @@ def _parser() -> Parser:
         help="how many ranks: a number, cpu (one per core), gpu (one per GPU), xla or tpu (one per TPU chip, by "
         "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core)",
     )
-    add("--nnodes", metavar="K", type=argument_types.count, help="number of machines, as under torchrun: 1")
+    add(
+        "--on",
+        metavar="WHERE",
+        default="local",
+        help="where the ranks run: local (default), or ray, or ray:HOST:PORT, the nodes of a Ray cluster",
+    )
+    add("--nnodes", metavar="K", type=argument_types.count, help="number of nodes of the cluster (default 1)")
     add(
         "--nproc-per-node",
         metavar="M",
         type=argument_types.count,
-        help="ranks per machine, as under torchrun: another name for NPROCS",
+        help="ranks per node, as under torchrun: NPROCS is K times M",
     )
     add(
         "-m",
@@ -211,6 +217,8 @@ def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
 
     return LaunchOptions(
         nprocs=_nprocs(given),
+        on=given.on,
+        nnodes=given.nnodes or 1,
         start_method=given.start_method,
         backend=given.backend,
         env=dict(given.env),
@@ -226,11 +234,15 @@ def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
 
 
 def _nprocs(given: Any) -> int | str:
-    if (given.nnodes or 1) > 1:
-        PARSER.error(f"--nnodes must be 1, got {given.nnodes}: ranks are started on this machine only")
-    if given.nproc_per_node and given.nprocs not in (None, given.nproc_per_node):
-        PARSER.error(f"--nproc-per-node {given.nproc_per_node} contradicts NPROCS {given.nprocs}: give one of them")
-    nprocs: int | str | None = given.nproc_per_node or given.nprocs
+    nprocs: int | str | None = given.nprocs
+    if given.nproc_per_node:
+        total = given.nproc_per_node * (given.nnodes or 1)
+        if nprocs not in (None, total):
+            PARSER.error(
+                f"--nnodes {given.nnodes or 1} times --nproc-per-node {given.nproc_per_node} is not NPROCS {nprocs}: "
+                "leave one of them out"
+            )
+        return total
     return "auto" if nprocs is None else nprocs
 
 

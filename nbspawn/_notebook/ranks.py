@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -189,6 +190,12 @@ def _auto(request: _Request) -> None:
         raise UsageError(f"`%ranks auto` expects on or off, got {request.argument!r}")
 
 
+def _release(request: _Request) -> None:
+    agents = sys.modules.get("nbspawn._engine.agents")
+    count = agents.release() if agents is not None else 0
+    print(f"{count} node{'s' * (count != 1)} given back." if count else "no node of a cluster is held for later runs.")
+
+
 _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "": _list,
     "stop": _stop,
@@ -198,6 +205,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "stacks": _stacks,
     "debug": _debug,
     "logs": _logs,
+    "release": _release,
     "auto": _auto,
 }
 _ARGUMENTS = {verb.name: verb.argument for verb in VERBS}

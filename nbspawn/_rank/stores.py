@@ -29,24 +29,27 @@ def store(launch: Launch, name: str, path: str = "") -> Any:
 @functools.lru_cache(maxsize=1)
 def _client(host: str, port: int, slow_dns: bool) -> Any:
     """This rank's connection to the TCPStore, for all its groups."""
+    return tcp_store(host, port, slow_dns, is_master=False)
+
+
+def tcp_store(host: str, port: int, slow_dns: bool, **how: Any) -> Any:
+    """A TCPStore; where DNS is slow, one that asks for no names."""
     from torch.distributed import TCPStore
 
+    make = functools.partial(TCPStore, host, port, wait_for_workers=False, **how)
+    if not slow_dns:
+        return make()
     made: list[Any] = []
-
-    def make() -> None:
-        made.append(TCPStore(host, port, is_master=False, wait_for_workers=False))
-
-    if slow_dns:
-        # glibc reads RES_OPTIONS when a thread asks for the first time: this one then asks nobody.
-        before = os.environ.get("RES_OPTIONS")
-        os.environ["RES_OPTIONS"] = "attempts:0"
-        thread = threading.Thread(target=make)
+    # glibc reads RES_OPTIONS when a thread asks for the first time: this new one then asks nobody.
+    before = os.environ.get("RES_OPTIONS")
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    try:
+        thread = threading.Thread(target=lambda: made.append(make()))
         thread.start()
         thread.join()
+    finally:
         if before is None:
             del os.environ["RES_OPTIONS"]
         else:
             os.environ["RES_OPTIONS"] = before
-    if not made:  # the thread's error is raised here, in the rank's own
-        make()
-    return made[0]
+    return made[0] if made else make()  # the thread's error comes again here, in the caller's own

@@ -10,18 +10,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from nbspawn._engine import xla
-from nbspawn._engine.agents import Starter, connected
+from nbspawn._engine.agents import connected
 from nbspawn._engine.base import Engine
 from nbspawn._engine.hosts import HostRanks
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.ray import RayNodes
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._rank import settings
 from nbspawn._state.run import Run
-from nbspawn.errors import PayloadError, StartError
+from nbspawn.errors import PayloadError, StartError, interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def start_ranks(
 ) -> StartedRanks:
     """Start ranks with their first command. Errors as in ``resolve_start`` and ``start`` (_engine/launch.py)."""
     if options.on is not None:
-        return _start_on_nodes(options.on, options, job, command, interrupts)
+        return _start_on_nodes(options, job, command, interrupts)
     how = resolve_start(job, options, interrupts)
     nprocs = int(options.nprocs)
     notes: tuple[str, ...] = ()
@@ -119,15 +120,21 @@ def start_ranks(
 
 
 def _start_on_nodes(
-    starter: Starter, options: LaunchOptions, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag
+    options: LaunchOptions, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag
 ) -> StartedRanks:
+    on = options.on
+    assert on is not None
+    starter = on if not isinstance(on, str) else RayNodes.of(on, int(options.nprocs), options.nnodes, options.backend)
     since = time.monotonic()
     with pack(job, interrupts, descriptors=0) as packed:
         if packed.spawn_arguments:
             raise PayloadError(
                 "queues, locks and shared tensors belong to one machine, and cannot be sent to other nodes"
             )
-        agents = connected(starter)
+        try:
+            agents = connected(starter, lambda: interrupts.count)
+        except KeyboardInterrupt:
+            raise interrupted((), "nothing was started: the nodes were not there yet") from None
         engine = HostRanks(agents, command, packed, options, settings.read())
     known = [set(job.sources) for _ in range(int(options.nprocs))]
     how = f"{len(agents.links)} nodes", "each with a fork server"

@@ -24,7 +24,7 @@ class Several(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (HALF, "Tensor 2×2 float32 cpu: min -1, mean 0.125, max 1"),
         (HALF.bfloat16(), "Tensor 2×2 bfloat16 cpu: min -1, mean 0.125, max 1"),

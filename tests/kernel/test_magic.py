@@ -292,7 +292,7 @@ def test_getsource_of_a_cell_function(kernel: Kernel, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reported"),
     [
         ("import os; print('last words'); os._exit(7)", "exit code 7"),
         ("import sys; print('last words'); sys.exit('no data found')", "exit code 1: no data found"),
@@ -357,10 +357,11 @@ def test_the_number_of_ranks_in_torchruns_words(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "body", "told"),
+    ("line", "body", "reported"),
     [
-        ("2 --nnodes 2", "x", "--nnodes must be 1, got 2: ranks are started on this machine only"),
-        ("2 --nproc-per-node 3", "x", "--nproc-per-node 3 contradicts NPROCS 2: give one of them"),
+        ("2 --nnodes 2", "x", "2 nodes need a cluster: --on ray"),
+        ("2 --nproc-per-node 3", "x", "--nnodes 1 times --nproc-per-node 3 is not NPROCS 2: leave one of them out"),
+        ("2 --on mars", "x", "'mars' is no place for ranks: use local, ray or ray:HOST:PORT"),
         ("--nproc-per-node zero", "x", "must be a number of 1 or more, got 'zero'"),
         ("2 --local-ranks-filter a", "x", "'a' is not a list of ranks such as 0,2"),
         ("2 --bad", "x", "--bad"),

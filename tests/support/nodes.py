@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 
 class Processes:
@@ -20,17 +21,19 @@ class Processes:
         self.folders: dict[int, str] = {}
         self._python = python
 
+    def prepare(self, give_up: Callable[[], object]) -> None:
+        """They are here."""
+
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         command = [self._python, "-m", "nbspawn._agent", *arguments]
         # As if the nodes shared a file system, except for their temp directories.
         self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
         paths = os.pathsep.join(filter(None, sys.path))
         env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": self.folders[node]}
-        self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env, start_new_session=True)
+        self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
         stdin = self.agents[node].stdin
         assert stdin is not None
         print(token, file=stdin, flush=True)
-        stdin.close()
 
     def failed(self, node: int) -> str:
         code = self.agents[node].poll()
@@ -38,6 +41,8 @@ class Processes:
 
     def close(self) -> None:
         for agent in self.agents.values():
+            assert agent.stdin is not None
+            agent.stdin.close()
             agent.wait(30)
         for folder in self.folders.values():
             shutil.rmtree(folder)

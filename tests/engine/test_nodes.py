@@ -42,7 +42,7 @@ def nodes(workplace: str) -> Iterator[Processes]:
     starter = Processes(2)
     call(starter, places)  # with the first run come fork servers and guardians, which stay
     yield starter
-    agents.release(starter)
+    agents.release()
 
 
 def call(nodes: Processes, fn: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:
@@ -180,7 +180,6 @@ def test_stop_over_nodes(nodes: Processes) -> None:
 @clean
 def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> None:
     starter = Processes(2)
-    agents.connected(starter)
     try:
         with Kept(starter) as kept:
             kept.execute("import time; kept = rank")
@@ -194,7 +193,7 @@ def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> N
         assert gone(pids)
         assert call(starter, places)[3][0] == 3  # with new agents
     finally:
-        agents.release(starter)
+        agents.release()
 
 
 def test_all_ends_with_the_kernel(tmp_path: Path) -> None:

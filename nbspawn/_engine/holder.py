@@ -1,0 +1,28 @@
+"""The Ray actor that holds a node's share of resources, and starts the agent there.
+
+It runs on that node, in a process of Ray's, and imports next to nothing: torch would take seconds, and be of no use.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+class Holder:
+    """Its agent is no child of it: when an actor ends, Ray kills its children, and the guardian would go with them. The
+    agent ends when its standard input does."""
+
+    def start(self, arguments: tuple[str, ...], token: str) -> None:
+        """Start the agent, which detaches itself."""
+        command = [sys.executable, "-m", "nbspawn._agent", *arguments, "detached"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self._process.stdin is not None
+        print(token, file=self._process.stdin, flush=True)
+
+    def hold(self) -> str:
+        """Wait for the agent's end; returns the last that it has printed."""
+        assert self._process.stdout is not None
+        return self._process.stdout.read()[-1000:].strip()
