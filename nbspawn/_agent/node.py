@@ -294,6 +294,7 @@ def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     if name := interfaces.with_address(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     threading.Thread(target=_end_with_input, args=(control,), daemon=True).start()
+    server.for_cells = True
     server.warm_up()
     slow_dns = interfaces.dns_is_slow(address)
     hello = Hello(socket.gethostname(), address, versions(), slow_dns)

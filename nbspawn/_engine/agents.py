@@ -20,6 +20,7 @@ from nbspawn._protocol.wire import load_of_rank
 from nbspawn.errors import StartError
 
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
+_NOTICE_SECONDS = 1.0
 _COMPARISONS = 8  # of clocks: the one with the shortest way counts
 
 
@@ -95,9 +96,12 @@ class Agents:
             found: dict[tuple[bytes, int], socket.socket] = {}
             held.callback(_close_all, found)
             listener.settimeout(0.1)
-            end = time.monotonic() + _CONNECT_SECONDS
+            began, noticed = time.monotonic(), False
             while len(found) < 2 * self.starter.nodes:
-                self._accept(listener, token, found, end)
+                self._accept(listener, token, found, began + _CONNECT_SECONDS)
+                if not noticed and time.monotonic() - began > _NOTICE_SECONDS:
+                    noticed = True
+                    print(f"An agent is started on each of {self.starter.nodes} nodes. Stop gives up.", flush=True)
             links = []
             for node in range(self.starter.nodes):
                 control, bulk = found[connection.CONTROL, node], found[connection.BULK, node]

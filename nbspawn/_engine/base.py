@@ -1,8 +1,8 @@
-"""The complete interface between a session and an engine: ranks on this machine (local.py), later on several.
+"""The complete interface between a session and an engine: ranks on this machine (local.py), or on several (hosts.py).
 
 A rank has three numbers. ``rank``, 0 to ``nprocs`` - 1, is its index in the engine's run, in all messages and views.
-``node`` is the machine that it is on (0 if there is one). Its *ordinal* is the value of RANK in its program: the same,
-unless a library numbers its processes itself (torch_xla on a TPU); only the rank itself knows it.
+``node`` is the number of the machine that it is on (0 if there is one). Its *ordinal* is the value of RANK in its
+program: the same, unless a library numbers its processes itself (torch_xla on a TPU); only the rank itself knows it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Engine(Protocol):
     def failures(self) -> Sequence[Failure]:
         """The failures of the current command that nbspawn did not cause, in the order in which they were noticed."""
 
-    def node(self, rank: int) -> int:
-        """The number of the machine that the rank is on, from 0."""
+    def host(self, rank: int) -> str:
+        """The name of the machine that the rank is on; '' if all ranks are on this one."""
 
     def log_path(self, rank: int) -> str:
         """The log with the rank's whole output."""

@@ -63,6 +63,8 @@ class PrivateServer:
         self._failure = "it has not finished its imports"
         self._directory: OwnedDirectory | None = None
         self._made = 0
+        self.for_cells = False
+        """Will ranks run cells, though this process has no IPython?"""
         self.learned = Learned()
         """What ranks will need."""
         self.report = Report()
@@ -200,7 +202,7 @@ class PrivateServer:
         return {*self._needed, *self.learned.wanted} - self._planned - self.report.modules
 
     def _replace(self, modules: tuple[str, ...], environment: Mapping[str, str] | None = None) -> bool:
-        shell = "IPython" in sys.modules
+        shell = self.for_cells or "IPython" in sys.modules
         trusted = (*self._needed, *TRAINING, *self.learned.tried)
         installed_at = changed_at()
         theirs = dict(os.environ if environment is None else environment)

@@ -5,6 +5,7 @@ It runs on that node, in a process of Ray's, and imports next to nothing: torch 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -16,8 +17,10 @@ class Holder:
     def start(self, arguments: tuple[str, ...], token: str) -> None:
         """Start the agent, which detaches itself."""
         command = [sys.executable, "-m", "nbspawn._agent", *arguments, "detached"]
+        # breakpoint() would open Ray's debugger, which works in Ray's own processes only.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         assert self._process.stdin is not None
         print(token, file=self._process.stdin, flush=True)

@@ -165,8 +165,8 @@ class HostRanks:
         found = [self._failure(node, failure) for node in self._nodes for failure in node.status.failures]
         return found + self._lost
 
-    def node(self, rank: int) -> int:
-        return self._nodes.index(self._node(rank))
+    def host(self, rank: int) -> str:
+        return self._node(rank).link.hello.host
 
     def log_path(self, rank: int) -> str:
         node = self._node(rank)

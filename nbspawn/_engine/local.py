@@ -89,9 +89,9 @@ class LocalRanks(ProcessContext):
         """The running cell's file name, if a cell runs."""
         return self._command.stacks.cell
 
-    def node(self, rank: int) -> int:
+    def host(self, rank: int) -> str:
         """All ranks are on this machine."""
-        return 0
+        return ""
 
     @property
     def log_dir(self) -> str:

@@ -128,12 +128,15 @@ def connect(where: str) -> None:
     except ModuleNotFoundError:
         raise UsageError(f"--on ray needs Ray, in this environment and on all nodes: {_EXTRA}") from None
     address = where.partition(":")[2] or os.environ.get("RAY_ADDRESS", "")
-    if address.startswith("ray://"):
+    if address.startswith(("//", "ray://")):
         raise UsageError(
             "ray:// is Ray Client, over which ranks cannot be watched: run the notebook on a machine of the cluster's "
             "network, and use --on ray there"
         )
     if ray.is_initialized():
+        ours = ray.get_runtime_context().gcs_address
+        if address not in ("", "auto", ours):
+            raise UsageError(f"this kernel is connected to the Ray cluster at {ours}: ray.shutdown() leaves it")
         return
     if address and address not in ("auto", "local"):
         host, _, port = address.rpartition(":")

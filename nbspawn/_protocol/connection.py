@@ -64,12 +64,12 @@ def accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, bytes,
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Without a timeout; a host or a link that is gone is noticed after eight seconds. Heartbeats of our own would take
+    """Without a timeout; a host or a link that is gone is noticed after six seconds. Heartbeats of our own would take
     a process that is busy, or stopped for a moment, for dead; the operating system answers for it."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 8000)):
+    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 6000)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -105,8 +105,10 @@ def _row(row: Row, live: bool, measured: list[str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
     whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
     state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
+    host = f'<tr style="{_ROW}">{_cell("th", escape(clip(row.host, _WIDTH)), "left", f"{_HEAD};overflow:visible")}</tr>'
     return (
-        f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
+        (host if row.host else "")
+        + f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
         + _cell("td", row.label, "right")
         + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
         + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")

@@ -63,6 +63,8 @@ class Row:
     """The line that it is on, with its text, and the library call below it if the text does not name it."""
     state_text: str = ""
     """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'silent 9.0 s' (no sign of life)."""
+    host: str = ""
+    """The name of the machine that this row and those below are on; '' if that is the one of the row above."""
 
     @property
     def cpu(self) -> str:
@@ -97,7 +99,8 @@ def rows(snapshot: Snapshot) -> list[Row]:
     """
     run = snapshot.run
     if len(run.ranks) <= MAX_ROWS:
-        return [_row(snapshot, [rank], _summary(rank)) for rank in run.ranks]
+        found = [_row(snapshot, [rank], _summary(rank)) for rank in run.ranks]
+        return [replace(row, host=host) for row, host in zip(found, _first_of_each(run), strict=True)]
     alike: dict[tuple[State, str], list[RankStatus]] = {}
     for rank in sorted(run.ranks, key=_importance):
         same = _summary(rank) if rank.state in FINAL else _at(snapshot, rank) or f"{rank.rank}"
@@ -111,6 +114,12 @@ def rows(snapshot: Snapshot) -> list[Row]:
             rest.setdefault(ranks[0].state, []).extend(ranks)
         groups = groups[:room] + [(f"({len(ranks)} more)", ranks) for ranks in rest.values()]
     return [_row(snapshot, ranks, text) for text, ranks in groups]
+
+
+def _first_of_each(run: Run) -> list[str]:
+    """The name of each host where its ranks begin, '' elsewhere."""
+    hosts = run.hosts or ("",) * len(run.ranks)
+    return [host if index == 0 or host != hosts[index - 1] else "" for index, host in enumerate(hosts)]
 
 
 def heading(snapshot: Snapshot) -> tuple[str, str, str]:
@@ -161,6 +170,8 @@ def table(snapshot: Snapshot, width: int = 100, color: bool = False) -> str:
             paint = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, "")
             parts[1] = f"{paint}{parts[1]}\x1b[0m" if paint else parts[1]
         parts.append(clip("last line, result or error" if index < 0 else drawn[index].text, max(room, 1)))
+        if index >= 0 and drawn[index].host:
+            lines.append(clip(drawn[index].host, width))
         lines.append("  ".join(parts).rstrip())
     return "\n".join([*lines, *filter(None, [stall(snapshot), ports(run)]), *run.notes])
 

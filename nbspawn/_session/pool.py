@@ -227,7 +227,8 @@ class Pool:
         if self.options.keep:
             run = run.of_kept(selected if current.used else None)
         notes += made_for_one.notes(job.variables)
-        run = replace(run, banner=options.banner, packed=current.packed, notes=notes)
+        hosts = tuple(filter(None, map(engine.host, range(self.nprocs))))
+        run = replace(run, banner=options.banner, packed=current.packed, notes=notes, hosts=hosts)
         current.used = True
         supervisor = Supervisor(options, engine, interrupts)
         with ExitStack() as undo:

@@ -26,6 +26,9 @@ from nbspawn.errors import PayloadError, StartError, interrupted
 
 _log = logging.getLogger(__name__)
 
+_NAMED = 4
+"""So many nodes are named in a view's heading."""
+
 
 @dataclass
 class StartedRanks:
@@ -137,5 +140,7 @@ def _start_on_nodes(
             raise interrupted((), "nothing was started: the nodes were not there yet") from None
         engine = HostRanks(agents, command, packed, options, settings.read())
     known = [set(job.sources) for _ in range(int(options.nprocs))]
-    how = f"{len(agents.links)} nodes", "each with a fork server"
+    hosts = [link.hello.host for link in agents.links]
+    named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
+    how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
     return StartedRanks(engine, how, (), since, since, known, options.keep)

@@ -96,8 +96,8 @@ class FakeEngine:
 
     # What no supervisor asks for.
 
-    def node(self, rank: int) -> int:
-        return 0
+    def host(self, rank: int) -> str:
+        return ""
 
     def log_path(self, rank: int) -> str:
         return f"{self.log_dir}/rank-{rank}.log"

@@ -53,6 +53,14 @@ def test_the_text_table() -> None:
     ]
 
 
+def test_each_host_has_a_heading() -> None:
+    snapshot = Snapshot(replace(a_run(), hosts=("host1", "host1", "<b>2", "<b>2")), 112.4)
+    lines = text.table(snapshot, width=80).splitlines()
+    assert [lines[2], lines[5]] == ["host1", "<b>2"] and len(lines) == 8
+    drawn = html.table(snapshot)
+    assert drawn.count("host1") == 1 and drawn.count("&lt;b&gt;2") == 1 and drawn.count("<tr") == 7
+
+
 def test_colour_adds_nothing_but_colour() -> None:
     coloured = text.table(Snapshot(a_run(), 112.4), color=True)
     assert "\x1b[31m✗ failed " in coloured

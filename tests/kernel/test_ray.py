@@ -1,0 +1,119 @@
+"""``--on ray``: cells over two hosts, namespaces of this machine with a Ray cluster over them (support/cluster.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import cluster
+import pytest
+from cluster import Cluster
+from kernels import Kernel, ok
+
+pytestmark = [
+    pytest.mark.skipif(bool(cluster.missing()), reason=cluster.missing()),
+    pytest.mark.timeout(300),  # Ray takes half a minute to start
+]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    with Cluster(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def on(hosts: Cluster) -> str:
+    return f"--on ray:{hosts.address} --nnodes 2"
+
+
+@pytest.fixture
+def session(kernel: Kernel, on: str) -> Iterator[Kernel]:
+    """Four kept ranks with a group, on two hosts."""
+    ok(kernel.execute(f"%%spawn 4 {on} --keep -b gloo\nimport time, torch, torch.distributed as dist\nx = rank"))
+    yield kernel
+    kernel.execute("%ranks stop")
+
+
+def test_a_cell_over_two_hosts(kernel: Kernel, on: str) -> None:
+    body = """import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * rank
+dist.all_reduce(total)
+print("on", socket.gethostname())
+socket.gethostname(), int(os.environ["GROUP_RANK"]), local_rank, world_size, total.item()"""
+    reply = ok(kernel.execute(f"%%spawn --nproc-per-node 2 {on} -o found\n{body}"))
+    found = kernel.value("list(found)")
+    assert {host for host, *_ in found} == {"host1", "host2"}
+    assert [rest for _, *rest in found] == [[0, 0, 4, 6.0], [0, 1, 4, 6.0], [1, 0, 4, 6.0], [1, 1, 4, 6.0]]
+    table = next(output["data"] for output in reply.outputs if "data" in output)
+    lines = table["text/plain"].splitlines()
+    assert "2 nodes: host" in lines[0] and lines[2] == found[0][0] and lines[5] == found[2][0]
+    assert "on host1" in reply.text() and "on host2" in reply.text()
+
+
+def test_the_error_names_the_host(kernel: Kernel, on: str) -> None:
+    reply = kernel.execute(f"%%spawn 4 {on}\nimport time\nif rank == 3: {{}}['hieght']\ntime.sleep(60)")
+    assert reply.evalue in [f"rank 3 of 4 ({host}): KeyError: 'hieght' (line 3)" for host in ("host1", "host2")]
+    assert "Ranks 0-2 were at line 4 and were stopped." in reply.traceback
+
+
+def test_a_session_survives_an_error_while_the_other_host_waits(session: Kernel) -> None:
+    reply = session.execute("%%ranks\nif rank == 1: raise ValueError('the real one')\ndist.barrier()")
+    assert reply.evalue.startswith("rank 1 of 4 (") and "the real one" in reply.evalue, reply
+    assert ok(session.execute("%%ranks\ndist.barrier()\nx")).result == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
+
+
+def test_stop_reaches_ranks_that_wait_for_another_host(session: Kernel) -> None:
+    cell = session.submit("%%ranks\nprint('begins')\ntime.sleep(60) if rank == 0 else dist.barrier()").until("begins")
+    session.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt", reply
+    assert ok(session.execute("%%ranks\nx")).result == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
+
+
+def test_the_debugger_and_questions_over_hosts(session: Kernel) -> None:
+    reply = ok(session.submit("%%ranks\ny = x * 2\nbreakpoint()\ny", answers=["p y", "all c"]).wait())
+    assert reply.result == "[0] 0\n[1] 2\n[2] 4\n[3] 6" and "Ranks " in reply.text()
+    reply = ok(session.submit("%%ranks\ninput('who? ') * 0 + str(rank)", answers=list("abcd")).wait())
+    assert reply.result == "[0] '0'\n[1] '1'\n[2] '2'\n[3] '3'"
+
+
+def test_nodes_are_given_back(kernel: Kernel, on: str) -> None:
+    ok(kernel.execute(f"%%spawn 4 {on}\nrank"))
+    left = "__import__('ray').available_resources().get('CPU', 0)"
+    assert kernel.value(left) == 0
+    assert ok(kernel.execute("%ranks release")).text() == "2 nodes given back.\n"
+    kernel.execute(f"import time\nwhile {left} < 4: time.sleep(0.05)")
+    assert kernel.value(left) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("6 {on}", "the Ray cluster cannot give 2 nodes with 3 CPUs each: it has "),
+        ("4 --on ray://10.77.9.1:10001", "ray:// is Ray Client"),
+        ("4 --on ray:10.77.9.1:1 --nnodes 2", "this kernel is connected to the Ray cluster at "),
+        ("4 --on ray:here --nnodes 2", "this kernel is connected to the Ray cluster at "),
+        ("4 {on} -m fork", "-m fork is for ranks on this machine"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_one_sentence(kernel: Kernel, on: str, line: str, message: str) -> None:
+    ok(kernel.execute(f"%%spawn 2 {on}\nrank"))
+    reply = kernel.execute(f"%%spawn {line.format(on=on)}\nrank")
+    assert reply.evalue.startswith(message), reply
+
+
+def test_no_cluster_is_one_sentence(own_kernel: Kernel) -> None:
+    reply = own_kernel.execute("%%spawn 4 --on ray:127.0.0.1:1 --nnodes 2\nrank")
+    assert reply.evalue.startswith("no Ray cluster answers at 127.0.0.1:1"), reply
+    reply = own_kernel.execute("%%spawn 4 --on ray:here --nnodes 2\nrank")
+    assert reply.evalue.startswith("'here' is not the address of a Ray cluster"), reply
+
+
+def test_a_host_that_is_cut_off_is_named_and_the_next_cell_runs(session: Kernel, hosts: Cluster, on: str) -> None:
+    """The last test: Ray itself notices it much later."""
+    cell = session.submit("%%ranks\nprint('begins')\ntime.sleep(100)").until("begins")
+    hosts.cut(2)
+    reply = cell.wait()
+    assert "its node host2 was lost" in reply.evalue, reply
+    assert ok(session.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"

@@ -1,0 +1,135 @@
+"""Several hosts on one machine, for ranks on several nodes: namespaces on a bridge, with a Ray cluster over them.
+
+This machine is the cluster's head, without CPUs for ranks; the others have their own network, processes, host name and
+shared memory. Needs root, and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_BRIDGE = "nbtest"
+_NET = "10.77.9"
+_PORT = 6391
+RAY = Path(sys.executable).with_name("ray")
+
+
+def missing() -> str:
+    """Why there can be no such cluster here; '' if there can."""
+    if os.geteuid() != 0:
+        return "only root may make namespaces"
+    for program in ("ip", "unshare", "nsenter"):
+        if shutil.which(program) is None:
+            return f"there is no {program}"
+    if not RAY.exists():
+        return "Ray is not installed"
+    tried = subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True, text=True)
+    subprocess.run(["ip", "link", "del", _BRIDGE], capture_output=True)
+    return "" if tried.returncode == 0 else f"namespaces are not allowed: {tried.stderr.strip()}"
+
+
+class Cluster:
+    """``hosts`` named host1, host2, ...; a context manager."""
+
+    address = f"{_NET}.1:{_PORT}"
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = range(1, hosts + 1)
+        self._holders: dict[int, subprocess.Popen[bytes]] = {}
+        self._inside: dict[int, int] = {}
+        self._head: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
+
+    def __enter__(self) -> Cluster:
+        try:
+            _ip(f"link add {_BRIDGE} type bridge")
+            _ip(f"addr add {_NET}.1/24 dev {_BRIDGE}")
+            _ip(f"link set {_BRIDGE} up")
+            for host in self._hosts:
+                self._make(host)
+            ray = [RAY, "start", "--disable-usage-stats", "--object-store-memory=100000000"]
+            head = ["--head", f"--node-ip-address={_NET}.1", f"--port={_PORT}", "--num-cpus=0", "--block"]
+            command = [*map(str, [*ray, *head, f"--temp-dir={self._folder}", "--include-dashboard=false"])]
+            self._head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            _wait(self._answers)
+            for host in self._hosts:
+                node = [f"--address={self.address}", f"--node-ip-address={_NET}.{host + 1}", "--num-cpus=2"]
+                self._run([*self.inside(host), *ray, *node])
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._head is not None:
+            self._head.terminate()  # with all that it has started
+            self._head.wait()
+        for holder in self._holders.values():
+            holder.kill()
+            holder.wait()
+        # A host that was cut off lives on, without a process, until its connections have timed out.
+        for link in (*(f"nbt{host}" for host in self._hosts), _BRIDGE):
+            subprocess.run(["ip", "link", "del", link], capture_output=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def inside(self, host: int) -> list[str]:
+        """What to put before a command to run it on that host."""
+        return ["nsenter", "--target", str(self._inside[host]), *"--mount --uts --ipc --net --pid --".split()]
+
+    def cut(self, host: int) -> None:
+        """Disconnect the host."""
+        _ip(f"link set nbt{host} nomaster")
+
+    def kill(self, host: int) -> None:
+        """Switch the host off."""
+        os.kill(self._inside[host], signal.SIGKILL)
+        self.cut(host)
+
+    def _make(self, host: int) -> None:
+        setup = f"hostname host{host} && mount -t tmpfs shm /dev/shm && exec sleep infinity"
+        command = [
+            "unshare",
+            *"--net --pid --uts --ipc --mount --fork --mount-proc --kill-child".split(),
+            "sh",
+            "-c",
+            setup,
+        ]
+        self._holders[host] = subprocess.Popen(command)
+        children = Path(f"/proc/{self._holders[host].pid}/task/{self._holders[host].pid}/children")
+        _wait(lambda: children.read_text().split())
+        self._inside[host] = int(children.read_text())
+        _ip(f"link add nbt{host} type veth peer name eth0 netns {self._inside[host]}")
+        _ip(f"link set nbt{host} master {_BRIDGE} up")
+        for command_inside in ("link set lo up", f"addr add {_NET}.{host + 1}/24 dev eth0", "link set eth0 up"):
+            self._run([*self.inside(host), "ip", *command_inside.split()])
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection((f"{_NET}.1", _PORT), 1).close()
+            return True
+        return False
+
+    def _run(self, command: list[object]) -> None:
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def _wait(there: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True, capture_output=True)
