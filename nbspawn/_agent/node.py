@@ -65,7 +65,8 @@ class Received:
             pass
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, once the connection's thread writes to them no more."""
+        self.arrived.wait()
         shared_memory.close(self.fds)
         self.fds = ()
 
@@ -79,6 +80,7 @@ class Node:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
         self._expected: dict[int, Received] = {}
+        self._bulk_lost = threading.Event()
         self._lock = threading.Lock()  # of what is expected
         self._changed = threading.Condition(self._lock)
         self._numbers = itertools.count(1)
@@ -123,6 +125,8 @@ class Node:
                     with self._changed:
                         self._expected[message.transfer.number] = received
                         self._changed.notify_all()
+                    if self._bulk_lost.is_set():
+                        received.arrived.set()
                 self._put(message, received)
         except (OSError, EOFError) as lost:
             self._put(lost)
@@ -140,10 +144,12 @@ class Node:
                 number, total = connection.TRANSFER.unpack(head)
                 with self._changed:
                     self._changed.wait_for(partial(self._expected.__contains__, number))
-                    received = self._expected.pop(number)
-                shared_memory.fill_from(received.fds, total, self._some_bytes)
-                received.arrived.set()
+                shared_memory.fill_from(self._expected[number].fds, total, self._some_bytes)
+                self._expected.pop(number).arrived.set()
         except (OSError, EOFError) as lost:
+            self._bulk_lost.set()
+            for received in list(self._expected.values()):  # nobody must wait for the rest
+                received.arrived.set()
             self._put(lost)
 
     def _some_bytes(self, most: int) -> bytes:
