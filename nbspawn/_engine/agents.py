@@ -7,6 +7,7 @@ import platform
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from nbspawn.errors import StartError
 
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
 _NOTICE_SECONDS = 1.0
+_IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
+_TICK = 0.1
 _COMPARISONS = 8  # of clocks: the one with the shortest way counts
 
 
@@ -50,28 +53,42 @@ class Starter(Protocol):
 
 class Agents:
     """The agents of all nodes of ``starter``; they stay for further runs. Raises StartError if one does not come, or
-    does not fit to the kernel."""
+    does not fit to the kernel, and KeyboardInterrupt if ``give_up`` becomes true before all are there."""
 
     def __init__(self, starter: Starter, give_up: Callable[[], object] = bool) -> None:
         self.starter = starter
+        self.links: list[Link] = []
+        self.master: tuple[str, int] | None = None
+        """Node 0's TCPStore, once it serves one."""
         self.in_use = False
         """Has a run ranks there?"""
-        self._give_up = give_up
+        self._timer: threading.Timer | None = None
         starter.prepare(give_up)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self.links: list[Link] = []
-            self.links += self._connected()
+            self._connect(give_up)
             for link in self.links:
                 _check(link.hello)
             undo.pop_all()
-        self.master: tuple[str, int] | None = None
-        """Node 0's TCPStore, once it serves one."""
 
     @property
     def alive(self) -> bool:
         """Are all of them connected?"""
         return not any(link.lost for link in self.links)
+
+    def begin(self) -> None:
+        """A run begins there."""
+        self.in_use = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def done(self) -> None:
+        """It is over. After some idle minutes the nodes are given back."""
+        self.in_use = False
+        self._timer = threading.Timer(_IDLE_SECONDS, release, [self])
+        self._timer.name = "nbspawn-idle-agents"
+        self._timer.daemon = True
+        self._timer.start()
 
     def look_after(self) -> None:
         """Close the connection to a node that is known to have died: the system may take long to notice."""
@@ -81,35 +98,40 @@ class Agents:
 
     def close(self) -> None:
         """End the agents."""
+        if self._timer is not None:
+            self._timer.cancel()
         for link in self.links:
             link.close()
         self.starter.close()
 
-    def _connected(self) -> list[Link]:
+    def _connect(self, give_up: Callable[[], object]) -> None:
         token = secrets.token_bytes(connection.TOKEN_BYTES)
         with ExitStack() as held:
             listener = held.enter_context(socket.create_server((self.starter.address, 0)))
-            inherited.close_after_fork(listener.fileno())
+            held.callback(inherited.unmark, inherited.close_after_fork(listener.fileno()))
             host, port = listener.getsockname()
             for node in range(self.starter.nodes):
                 self.starter.start(node, (host, str(port), str(node)), token.hex())
             found: dict[tuple[bytes, int], socket.socket] = {}
             held.callback(_close_all, found)
-            listener.settimeout(0.1)
+            listener.settimeout(_TICK)
             began, noticed = time.monotonic(), False
             while len(found) < 2 * self.starter.nodes:
                 self._accept(listener, token, found, began + _CONNECT_SECONDS)
+                if give_up():
+                    raise KeyboardInterrupt
                 if not noticed and time.monotonic() - began > _NOTICE_SECONDS:
                     noticed = True
                     print(f"An agent is started on each of {self.starter.nodes} nodes. Stop gives up.", flush=True)
-            links = []
             for node in range(self.starter.nodes):
                 control, bulk = found[connection.CONTROL, node], found[connection.BULK, node]
-                hello: Hello = connection.receive(control, load_of_rank)
-                links.append(Link(node, hello, _offset(control), control, bulk))
-            found.clear()
-            inherited.unmark(listener.fileno())
-        return links
+                try:
+                    hello: Hello = connection.receive(control, load_of_rank)
+                    link = Link(node, hello, _offset(control), control, bulk)
+                except (OSError, EOFError) as lost:
+                    raise StartError(f"the agent on node {node} has ended again: {lost}") from None
+                del found[connection.CONTROL, node], found[connection.BULK, node]
+                self.links.append(link)
 
     def _accept(
         self, listener: socket.socket, token: bytes, found: dict[tuple[bytes, int], socket.socket], end: float
@@ -118,8 +140,6 @@ class Agents:
         for node in missing:
             if why := self.starter.failed(node):
                 raise StartError(f"no agent could be started on node {node}: {why}")
-        if self._give_up():
-            raise KeyboardInterrupt
         if time.monotonic() > end:
             raise StartError(
                 f"no agent has connected from node {missing[0]} within {_CONNECT_SECONDS:g} s: the nodes must be able "
@@ -136,33 +156,33 @@ class Agents:
 
 _all: list[Agents] = []
 """Those that run something, and those that wait for the next run."""
+_lock = threading.RLock()  # of the list: idle agents are released by a timer
+inherited.after_fork_in_child(_all.clear)
 
 
 def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
     """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
     are released, whose resources these may need."""
-    for found in list(_all):
-        if not found.in_use and (found.starter != starter or not found.alive):
-            _release(found)
-    idle = [found for found in _all if not found.in_use]
-    if not idle:
-        idle = [Agents(starter, give_up)]
-        _all.append(idle[0])
-    idle[0].in_use = True
-    return idle[0]
+    with _lock:
+        for found in list(_all):
+            if found.starter != starter or not found.alive:
+                release(found)
+        idle = [found for found in _all if not found.in_use]
+        if not idle:
+            idle = [Agents(starter, give_up)]
+            _all.append(idle[0])
+        idle[0].begin()
+        return idle[0]
 
 
-def release() -> int:
-    """End the agents that run nothing, and give their nodes back; returns how many nodes that were."""
-    idle = [found for found in _all if not found.in_use]
-    for found in idle:
-        _release(found)
-    return sum(len(found.links) for found in idle)
-
-
-def _release(agents: Agents) -> None:
-    _all.remove(agents)
-    agents.close()
+def release(agents: Agents | None = None) -> int:
+    """End these agents (None: all) if they run nothing, and give their nodes back; returns how many nodes that were."""
+    with _lock:
+        idle = [found for found in _all if not found.in_use and agents in (None, found)]
+        for found in idle:
+            _all.remove(found)
+            found.close()
+        return sum(len(found.links) for found in idle)
 
 
 def _close_all(connections: dict[Any, socket.socket]) -> None:

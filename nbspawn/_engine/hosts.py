@@ -30,7 +30,7 @@ from nbspawn._protocol.payload import NOTHING, Shared
 from nbspawn._protocol.place import Place, new_run_id
 from nbspawn._protocol.settings import Settings
 from nbspawn._results import Results
-from nbspawn.errors import Failure, StartError, UsageError
+from nbspawn.errors import Failure, StartError
 
 _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
 _START_SECONDS = 60.0
@@ -65,8 +65,6 @@ class HostRanks:
         notebook: Settings,
     ) -> None:
         self.nprocs = int(options.nprocs)
-        if self.nprocs < len(agents.links):
-            raise UsageError(f"{len(agents.links)} nodes need as many ranks at least, got {self.nprocs}")
         self._agents = agents
         self._events: list[Event] = []
         self._returned: dict[int, Returned] = {}
@@ -358,7 +356,7 @@ class HostRanks:
         if self._closed:
             return
         self._ask(self._nodes, "dispose", keep_logs)
-        self._closed, self._agents.in_use = True, False
+        self._closed = True
         for node in self._nodes:
             node.status = replace(node.status, over=True, settled=True)
             node.link.unwatch()
@@ -367,3 +365,4 @@ class HostRanks:
             end.close()
         inherited.unmark(self._selector.fileno())
         self._selector.close()
+        self._agents.done()

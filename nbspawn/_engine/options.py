@@ -81,8 +81,9 @@ class LaunchOptions:
             raise UsageError(f"{self.on!r:.60} is no place for ranks: use local, ray or ray:HOST:PORT")
         if not isinstance(self.nprocs, int):
             raise UsageError("on a cluster the number of ranks has to be given")
-        if self.nnodes > self.nprocs:
-            raise UsageError(f"{self.nnodes} nodes need as many ranks at least, got {self.nprocs}")
+        nodes = self.nnodes if isinstance(self.on, str) or self.on is None else self.on.nodes
+        if nodes > self.nprocs:
+            raise UsageError(f"{nodes} nodes need as many ranks at least, got {self.nprocs}")
         if self.start_method not in ("auto", "forkserver"):
             raise UsageError(
                 f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"

@@ -220,6 +220,14 @@ if __name__ == "__main__":
     assert gone(there, 10)
 
 
+@clean
+def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_IDLE_SECONDS", 0.1)
+    starter = Processes(1)
+    assert call(starter, places, nprocs=1) == [(0, 0, 1, 0, 1, 0, 1)]
+    assert until(lambda: not agents._all and not starter.agents)
+
+
 # ---------------------------------------------------------------- agents that do not come
 
 
@@ -289,6 +297,7 @@ def test_an_agent_does_not_trust_whoever_answers() -> None:
         ({"devices": [0]}, "a cluster assigns the GPUs"),
         ({"debugpy": True}, "breakpoint\\(\\) works on all nodes"),
         ({"log_dir": "logs"}, "stay on their nodes"),
+        ({"nprocs": 1}, "2 nodes need as many ranks at least, got 1"),
         ({"nprocs": "gpu"}, "the number of ranks has to be given"),
         ({"backend": "xla"}, "-b xla is for ranks on this machine"),
     ],
