@@ -262,14 +262,15 @@ class Node:
 
     def _call(self, call: Call) -> None:
         assert call.method in CALLS
-        value = None
+        value: Any = None
         if call.method == "serve_store":
             value = self._serve_store()
         elif self._context is not None:
             value = getattr(self._context, call.method)(*call.arguments)
-            if call.method == "dispose":
-                self._release()
-                self._context = self._status = None
+        if call.method == "dispose":
+            self._release()
+            self._context = self._status = None
+            value = True
         if call.number:
             self._send(Answer(call.number, value))
 

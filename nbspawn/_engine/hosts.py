@@ -36,6 +36,7 @@ _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over;
 _START_SECONDS = 60.0
 _TICK = 0.05
 _LOOK_AFTER = 1.0  # seconds
+_numbers = itertools.count(1)  # of questions, over all runs: a late answer is not for the next run's
 _MOMENTS = ("time", "since", "ready")  # fields of events
 
 
@@ -47,6 +48,11 @@ class _Node:
     status: Status
     begun: Begun | None = None
     refused: Refused | None = None
+
+    @property
+    def has_answered(self) -> bool:
+        """Is known whether its ranks have been started?"""
+        return bool(self.begun or self.refused or self.link.lost)
 
     @property
     def ranks(self) -> range:
@@ -63,16 +69,15 @@ class HostRanks:
         packed: Packed,
         options: LaunchOptions,
         notebook: Settings,
+        give_up: Callable[[], object] = bool,
     ) -> None:
         self.nprocs = int(options.nprocs)
         self._agents = agents
         self._events: list[Event] = []
         self._returned: dict[int, Returned] = {}
         self._answers: dict[tuple[int, int], Any] = {}
-        self._numbers = itertools.count(1)
         self._ended: set[int] = set()
         self._lost: list[Failure] = []
-        self._losses: list[str] = []
         self._stopping = False
         self._closed = False
         self._look_at = 0.0
@@ -91,7 +96,7 @@ class HostRanks:
             for node in self._nodes:
                 node.link.deliver = self._received
                 node.link.watch(self._selector)
-            self._begin(packed, options, notebook)
+            self._begin(packed, options, notebook, give_up)
             undo.pop_all()
 
     def _placed(self, links: Sequence[Link]) -> list[_Node]:
@@ -102,7 +107,7 @@ class HostRanks:
         nothing = Status(number, over=False, settled=False, complete=True, failures=())
         return [_Node(link, first, count, nothing) for link, first, count in zip(links, firsts, counts, strict=False)]
 
-    def _begin(self, packed: Packed, options: LaunchOptions, notebook: Settings) -> None:
+    def _begin(self, packed: Packed, options: LaunchOptions, notebook: Settings, give_up: Callable[[], object]) -> None:
         if self._agents.master is None:
             (answer,) = self._ask(self._nodes[:1], "serve_store")
             if answer is None:
@@ -118,7 +123,9 @@ class HostRanks:
             own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
             node.link.send(Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
-        self._wait(lambda: all(node.begun or node.refused or node.link.lost for node in self._nodes), _START_SECONDS)
+        self._wait(lambda: give_up() or all(node.has_answered for node in self._nodes), _START_SECONDS)
+        if give_up():
+            raise KeyboardInterrupt
         for node in self._nodes:
             if node.begun is None:
                 why = node.refused.text if node.refused else node.link.lost or "it does not answer"
@@ -181,7 +188,7 @@ class HostRanks:
         ]
 
     def losses(self) -> list[str]:
-        found, self._losses = self._losses, []
+        found = []
         for node, answer in zip(self._nodes, self._ask(self._nodes, "losses"), strict=True):
             found += [f"On {node.link.hello.host}: {loss}" for loss in answer or ()]
         return found
@@ -326,14 +333,14 @@ class HostRanks:
 
     def _ask(self, nodes: Sequence[_Node], method: str, *arguments: Any) -> list[Any]:
         """What the method returns on each of these nodes; None of one that does not answer."""
-        number = next(self._numbers)
+        number = next(_numbers)
         for node in nodes:
             node.link.send(Call(method, arguments, number))
         keys = {(node.link.node, number): node for node in nodes}
         self._wait(lambda: all(key in self._answers or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
         return [self._answers.pop(key, None) for key in keys]
 
-    def _wait(self, there: Callable[[], bool], seconds: float) -> None:
+    def _wait(self, there: Callable[[], object], seconds: float) -> None:
         """Receive until that is so; events are kept for the next poll."""
         end = time.monotonic() + seconds
         while not there() and time.monotonic() < end:
@@ -355,9 +362,11 @@ class HostRanks:
     def dispose(self, keep_logs: bool = False) -> None:
         if self._closed:
             return
-        self._ask(self._nodes, "dispose", keep_logs)
+        disposed = self._ask(self._nodes, "dispose", keep_logs)
         self._closed = True
-        for node in self._nodes:
+        for node, ended in zip(self._nodes, disposed, strict=True):
+            if not ended:  # what its ranks still do and say is not for the next run
+                node.link.close("it did not end its ranks")
             node.status = replace(node.status, over=True, settled=True)
             node.link.unwatch()
         for end in (self._woken, self._waker):

@@ -136,9 +136,9 @@ def _start_on_nodes(
             )
         try:
             agents = connected(starter, lambda: interrupts.count)
+            engine = HostRanks(agents, command, packed, options, settings.read(), lambda: interrupts.count)
         except KeyboardInterrupt:
-            raise interrupted((), "nothing was started: the nodes were not there yet") from None
-        engine = HostRanks(agents, command, packed, options, settings.read())
+            raise interrupted((), "nothing was started: the nodes were not ready yet") from None
     known = [set(job.sources) for _ in range(int(options.nprocs))]
     hosts = [link.hello.host for link in agents.links]
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])

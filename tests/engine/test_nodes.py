@@ -228,6 +228,33 @@ def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert until(lambda: not agents._all and not starter.agents)
 
 
+def test_a_start_that_a_node_refuses_is_an_error_and_the_next_run_works(nodes: Processes) -> None:
+    call(nodes, places)
+    agent = psutil.Process(nodes.agents[1].pid)
+    usual = agent.rlimit(psutil.RLIMIT_NOFILE)
+    agent.rlimit(psutil.RLIMIT_NOFILE, (50, usual[1]))
+    with pytest.raises(nbspawn.StartError, match=rf"started on {socket.gethostname()}: 2 ranks need \d+ open files"):
+        call(nodes, places)
+    agent.rlimit(psutil.RLIMIT_NOFILE, usual)
+    pids = {one.pid for one in nodes.agents.values()}
+    assert call(nodes, places)[3][0] == 3 and {one.pid for one in nodes.agents.values()} == pids
+
+
+@clean
+def test_an_agent_that_freezes_costs_its_run_and_not_the_next(workplace: str) -> None:
+    """What its ranks say later is not for the next run."""
+    starter = Processes(2)
+    try:
+        with Kept(starter) as kept:
+            pids = kept.pool.pids()
+            os.kill(starter.agents[1].pid, signal.SIGSTOP)
+        os.kill(starter.agents[1].pid, signal.SIGCONT)
+        assert gone(pids, 10)
+        assert call(starter, places)[3][0] == 3
+    finally:
+        agents.release()
+
+
 # ---------------------------------------------------------------- agents that do not come
 
 
