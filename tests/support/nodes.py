@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class Processes:
@@ -33,7 +34,8 @@ class Processes:
         self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
         stdin = self.agents[node].stdin
         assert stdin is not None
-        print(token, file=stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended
+            print(token, file=stdin, flush=True)
 
     def failed(self, node: int) -> str:
         code = self.agents[node].poll()
@@ -42,7 +44,8 @@ class Processes:
     def close(self) -> None:
         for agent in self.agents.values():
             assert agent.stdin is not None
-            agent.stdin.close()
+            with suppress(BrokenPipeError):
+                agent.stdin.close()
             agent.wait(30)
         for folder in self.folders.values():
             shutil.rmtree(folder)
