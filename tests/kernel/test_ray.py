@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import cluster
 import pytest
 from cluster import Cluster
 from kernels import Kernel, ok
+from test_same_losses import TRAINING
+
+TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 pytestmark = [
     pytest.mark.skipif(bool(cluster.missing()), reason=cluster.missing()),
@@ -49,6 +56,28 @@ socket.gethostname(), int(os.environ["GROUP_RANK"]), local_rank, world_size, tot
     lines = table["text/plain"].splitlines()
     assert "2 nodes: host" in lines[0] and lines[2] == found[0][0] and lines[5] == found[2][0]
     assert "on host1" in reply.text() and "on host2" in reply.text()
+
+
+def test_the_same_losses_as_under_torchrun(kernel: Kernel, hosts: Cluster, on: str, tmp_path: Path) -> None:
+    """To the last digit, on as many hosts."""
+    script = tmp_path / "script.py"
+    script.write_text(TRAINING + "    os._exit(0)\n")  # as in test_same_losses
+    options = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", hosts.address_of(1), "--master-port", "29511"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    started = [
+        subprocess.Popen(
+            [*hosts.inside(host), TORCHRUN, *options, "--node-rank", str(host - 1), script],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for host in (1, 2)
+    ]
+    lines = [line for one in started for line in one.communicate()[0].splitlines() if line.startswith("rank ")]
+    reply = ok(kernel.execute(f"%%spawn 4 {on} --threads 1\n{TRAINING}"))
+    ours = [line for rank in range(4) for line in reply.of(rank) if line.startswith("rank ")]
+    assert len(lines) == 28 and sorted(ours) == sorted(lines)
 
 
 def test_the_error_names_the_host(kernel: Kernel, on: str) -> None:

@@ -63,7 +63,7 @@ class Cluster:
             self._head = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             _wait(self._answers)
             for host in self._hosts:
-                node = [f"--address={self.address}", f"--node-ip-address={_NET}.{host + 1}", "--num-cpus=2"]
+                node = [f"--address={self.address}", f"--node-ip-address={self.address_of(host)}", "--num-cpus=2"]
                 self._run([*self.inside(host), *ray, *node])
         except BaseException:
             self.__exit__()
@@ -81,6 +81,10 @@ class Cluster:
         for link in (*(f"nbt{host}" for host in self._hosts), _BRIDGE):
             subprocess.run(["ip", "link", "del", link], capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def address_of(self, host: int) -> str:
+        """The host's own."""
+        return f"{_NET}.{host + 1}"
 
     def inside(self, host: int) -> list[str]:
         """What to put before a command to run it on that host."""
@@ -110,7 +114,7 @@ class Cluster:
         self._inside[host] = int(children.read_text())
         _ip(f"link add nbt{host} type veth peer name eth0 netns {self._inside[host]}")
         _ip(f"link set nbt{host} master {_BRIDGE} up")
-        for command_inside in ("link set lo up", f"addr add {_NET}.{host + 1}/24 dev eth0", "link set eth0 up"):
+        for command_inside in ("link set lo up", f"addr add {self.address_of(host)}/24 dev eth0", "link set eth0 up"):
             self._run([*self.inside(host), "ip", *command_inside.split()])
 
     def _answers(self) -> bool:
