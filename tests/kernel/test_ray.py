@@ -107,6 +107,14 @@ def test_the_debugger_and_questions_over_hosts(session: Kernel) -> None:
     assert reply.result == "[0] '0'\n[1] '1'\n[2] '2'\n[3] '3'"
 
 
+def test_a_cell_that_waits_for_nodes_says_so_and_can_be_stopped(session: Kernel, on: str) -> None:
+    cell = session.submit(f"%%spawn 2 {on}\nrank").until("Waiting for 2 nodes with 1 CPU each of the Ray cluster.")
+    session.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt" and "nothing was started" in reply.traceback, reply
+    assert ok(session.execute("%%ranks\nx")).result == "[0] 0\n[1] 1\n[2] 2\n[3] 3"
+
+
 def test_nodes_are_given_back(kernel: Kernel, on: str) -> None:
     ok(kernel.execute(f"%%spawn 4 {on}\nrank"))
     left = "__import__('ray').available_resources().get('CPU', 0)"
