@@ -99,8 +99,10 @@ class Pool:
         return self._started().engine.pids()
 
     def memory(self) -> list[tuple[int, int]]:
-        """The bytes that each rank uses, in memory and on its device (-1: none), as last reported."""
-        return [(reading.memory, reading.device_memory) for reading in self._started().engine.usage()]
+        """The bytes that each rank uses, in memory and on its device (-1: none), as last reported; 0 and -1 if it has
+        not reported yet."""
+        usage = self._started().engine.usage()
+        return [(reading.memory, reading.device_memory if reading.time else -1) for reading in usage]
 
     def log_path(self, rank: int) -> str:
         """The log with the rank's whole output."""

@@ -8,6 +8,7 @@ from fake_engine import FakeEngine
 import nbspawn
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.gauges import Reading
 from nbspawn._session.pool import Pool
 from nbspawn._session.started import StartedRanks
 from nbspawn.errors import Failure
@@ -46,3 +47,9 @@ def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
     pool = pool_of(engine)
     pool._end(0.0)
     assert pool.ended == "rank 0: process 0 terminated with signal SIGKILL"
+
+
+def test_a_rank_that_has_not_reported_yet_uses_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(2)
+    monkeypatch.setattr(engine, "usage", lambda: [Reading(0.0, 0.0, 0, 0), Reading(1.0, 0.1, 5, 7)])
+    assert pool_of(engine).memory() == [(0, -1), (5, 7)]
