@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import selectors
 import socket
-from functools import partial
 from typing import Any
+
+from nbspawn._rank.stores import tcp_store
 
 _HOST = "127.0.0.1"  # an address: the host's own name need not resolve
 
@@ -31,22 +32,10 @@ class Rendezvous:
         """Start the store, unless it runs."""
         if self._store is not None:
             return
-        from torch.distributed import TCPStore
-
         self._selector.unregister(self._listener)
         # By default a TCPStore listens on every interface; if it is given a socket, it serves on that one.
-        serve = partial(
-            TCPStore,
-            _HOST,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=self._listener.detach(),
-        )
-        try:
-            self._store = serve()
-        except NotImplementedError:  # torch 2.4: its libuv server cannot take over a socket, the older one can
-            self._store = serve(use_libuv=False)
+        held = self._listener.detach()
+        self._store = tcp_store(_HOST, self.port, slow_dns=False, is_master=True, master_listen_fd=held)
 
     def close(self) -> None:
         """Stop the store, and release the port."""

@@ -36,7 +36,12 @@ def tcp_store(host: str, port: int, slow_dns: bool, **how: Any) -> Any:
     """A TCPStore; where DNS is slow, one that asks for no names."""
     from torch.distributed import TCPStore
 
-    make = functools.partial(TCPStore, host, port, wait_for_workers=False, **how)
+    def make() -> Any:
+        try:
+            return TCPStore(host, port, wait_for_workers=False, **how)
+        except NotImplementedError:  # torch 2.4: its libuv server cannot take over a socket, the older one can
+            return TCPStore(host, port, wait_for_workers=False, use_libuv=False, **how)
+
     if not slow_dns:
         return make()
     made: list[Any] = []
