@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import selectors
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from nbspawn._engine import inherited, stacks
 from nbspawn._engine.agents import Agents
 from nbspawn._engine.link import Link
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.waker import Waker
 from nbspawn._payload.packing import Packed
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.agents import Answer, Begin, Begun, Call, Refused, Reported, RunNext, Status, Transfer
@@ -85,11 +85,7 @@ class HostRanks:
         self._grouped = options.backend is not None
         self._selector = selectors.DefaultSelector()
         inherited.close_after_fork(self._selector.fileno())
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
-            inherited.close_after_fork(end.fileno())
-        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self._waker = Waker(self._selector)
         self._nodes = self._placed(agents.links)
         with ExitStack() as undo:
             undo.callback(self.dispose)
@@ -265,11 +261,7 @@ class HostRanks:
         return events
 
     def wake(self) -> None:
-        with suppress(OSError):  # closed, or it has been woken often enough
-            self._waker.send(b"!")
-
-    def _wake_up(self) -> None:
-        self._woken.recv(64)
+        self._waker.wake()
 
     def _received(self, link: Link, message: Any) -> None:
         node = next(node for node in self._nodes if node.link is link)
@@ -369,9 +361,7 @@ class HostRanks:
                 node.link.close("it did not end its ranks")
             node.status = replace(node.status, over=True, settled=True)
             node.link.unwatch()
-        for end in (self._woken, self._waker):
-            inherited.unmark(end.fileno())
-            end.close()
+        self._waker.close()
         inherited.unmark(self._selector.fileno())
         self._selector.close()
         self._agents.done()

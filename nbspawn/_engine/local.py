@@ -199,7 +199,7 @@ class LocalRanks(ProcessContext):
 
     def wake(self) -> None:
         """Have a ``poll`` that waits return; from any thread, or a signal handler."""
-        self._resources.wake()
+        self._resources.waker.wake()
 
     def _poll_logs(self, now: float) -> None:
         """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import socket
 
 from nbspawn._engine import inherited
 from nbspawn._engine.channel import Hub
 from nbspawn._engine.guard import guard
 from nbspawn._engine.rendezvous import Rendezvous
+from nbspawn._engine.waker import Waker
 from nbspawn._protocol.launch import RunFiles
 
 
@@ -23,11 +22,7 @@ class Resources:
         self.lifeline = inherited.close_after_fork(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         self.selector = selectors.DefaultSelector()
         inherited.close_after_fork(self.selector.fileno())
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
-            inherited.close_after_fork(end.fileno())
-        self.selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self.waker = Waker(self.selector)
         self.hub = Hub(files.socket, nprocs, self.selector)
         self.rendezvous = Rendezvous(self.selector)
         self.gauges = inherited.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
@@ -43,22 +38,12 @@ class Resources:
         """How many interrupts have been announced to the rank so far; from 255 the count goes on with 1."""
         return self._announced[rank]
 
-    def wake(self) -> None:
-        """Have the selector report something, so that nobody goes on waiting; also when all is closed."""
-        with contextlib.suppress(OSError):  # closed, or it has been woken often enough
-            self._waker.send(b"!")
-
-    def _wake_up(self) -> None:
-        self._woken.recv(64)
-
     def close(self) -> None:
         """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
         what is left elsewhere."""
         self.rendezvous.close()
         self.hub.close()
-        for end in (self._woken, self._waker):
-            inherited.unmark(end.fileno())
-            end.close()
+        self.waker.close()
         inherited.unmark(self.selector.fileno())
         self.selector.close()
         inherited.close(self.gauges)
