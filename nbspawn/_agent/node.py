@@ -236,7 +236,7 @@ class Node:
             self._context = start(begin.command, how, begin.options, place=begin.place, notebook=begin.notebook)
         except (SpawnError, OSError) as refusal:
             received.close()
-            self._send(Refused(type(refusal).__name__, str(refusal)))
+            self._send(Refused(str(refusal)))
             return
         context, self._status = self._context, None
         paths = tuple(context.log_path(rank) for rank in range(context.nprocs))

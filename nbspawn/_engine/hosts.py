@@ -124,7 +124,7 @@ class HostRanks:
             raise KeyboardInterrupt
         for node in self._nodes:
             if node.begun is None:
-                why = node.refused.text if node.refused else node.link.lost or "it does not answer"
+                why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
                 raise StartError(f"no ranks could be started on {node.link.hello.host}: {why}")
 
     # ------------------------------------------------------------ what is known

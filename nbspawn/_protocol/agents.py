@@ -111,10 +111,9 @@ class Begun:
 
 @dataclass(frozen=True)
 class Refused:
-    """They have not: ``error`` is the name of one of nbspawn's own errors, ``text`` what it says."""
+    """They have not, and why."""
 
-    error: str
-    text: str
+    reason: str
 
 
 @dataclass(frozen=True)
