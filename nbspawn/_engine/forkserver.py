@@ -56,7 +56,7 @@ class PrivateServer:
         self._installed_at: tuple[int, ...] = ()
         self._needed: tuple[str, ...] = ()
         self._warming: threading.Thread | None = None
-        self._cancelled = False
+        self._everything = False
         self._starting = 0
         self._replaced = threading.Condition()
         self._retired: list[Any] = []
@@ -76,6 +76,12 @@ class PrivateServer:
     def warm(self) -> bool:
         """Has a server finished its imports?"""
         return self._current is not None
+
+    @property
+    def bringing_up(self) -> bool:
+        """Is another server being started?"""
+        warming = self._warming  # the thread may end meanwhile
+        return warming is not None and warming.is_alive()
 
     def out_of_date(self, environment: Mapping[str, str]) -> str:
         """Why the present server cannot serve ranks with this environment; '' if it can."""
@@ -108,7 +114,7 @@ class PrivateServer:
         begun = False
         self._needed += tuple(name for name in modules if name not in self._needed)
         while True:
-            ended = self._warming is None or not self._warming.is_alive()  # asked first: it serves, and then it ends
+            ended = not self.bringing_up  # asked first: it serves, and then it ends
             if self._serves(environment):
                 break
             self.abandon_if_lost()
@@ -158,12 +164,12 @@ class PrivateServer:
 
     def _cancel(self) -> None:
         """Start no successor now."""
-        self._cancelled = True
+        self._everything = False
         if self._starting:
             os.kill(self._starting, signal.SIGKILL)
-        if self._warming is not None:
-            self._warming.join()
-        self._cancelled = False
+        warming = self._warming
+        if warming is not None:
+            warming.join()
 
     def _serves(self, environment: Mapping[str, str] | None) -> bool:
         if self._current is None or not self._planned.issuperset(self._needed) or _lost(self._current):
@@ -171,32 +177,42 @@ class PrivateServer:
         return environment is None or not self.out_of_date(environment)
 
     def _begin(self, everything: bool, environment: Mapping[str, str] | None = None) -> None:
-        if self._warming is not None and self._warming.is_alive():
-            return
-        if self._current is not None and everything and not self._missing():
-            return
-        self._retired = [old for old in self._retired if not _has_ended(old)]
-        if self._directory is None or not self._directory.exists():
-            self._remove_directory()
-            self._directory = OwnedDirectory("server")
-        self._warming = threading.Thread(
-            target=self._bring_up, args=(everything, environment), name="nbspawn-warm-up", daemon=True
-        )
-        self._warming.start()
+        with self._replaced:
+            self._everything = self._everything or everything
+            if self.bringing_up:
+                return
+            if self._current is not None and everything and not self._missing():
+                return
+            self._retired = [old for old in self._retired if not _has_ended(old)]
+            if self._directory is None or not self._directory.exists():
+                self._remove_directory()
+                self._directory = OwnedDirectory("server")
+            self._warming = threading.Thread(
+                target=self._bring_up, args=(everything, environment), name="nbspawn-warm-up", daemon=True
+            )
+            self._warming.start()
 
     def _bring_up(self, everything: bool, environment: Mapping[str, str] | None) -> None:
         """In a thread of its own: the first server, for whoever waits; then the one that has more."""
         if self._current is None or not everything:
             if not self._replace(self._needed, environment):
                 return
-        if everything:
-            self.learned.load()
-            while self._missing() and not self._cancelled:
-                if not self._replace((*self._needed, *self.learned.wanted)):
-                    return
-                self.learned.tried.update(dict.fromkeys(self.report.imported))
-                self.learned.refused.update(self.report.refused)
-                self.learned.save()
+        while self._more_is_wanted():
+            if not self._replace((*self._needed, *self.learned.wanted)):
+                return
+            self.learned.tried.update(dict.fromkeys(self.report.imported))
+            self.learned.refused.update(self.report.refused)
+            self.learned.save()
+
+    def _more_is_wanted(self) -> bool:
+        """If not, the thread is done, and whoever wants more from now on starts another one."""
+        with self._replaced:
+            if self._everything:
+                self.learned.load()
+                if self._missing():
+                    return True
+            self._everything, self._warming = False, None
+            return False
 
     def _missing(self) -> set[str]:
         return {*self._needed, *self.learned.wanted} - self._planned - self.report.modules

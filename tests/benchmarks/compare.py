@@ -62,7 +62,7 @@ get_ipython().events.register("pre_run_cell", _note_call)
 # Silent cells fire no pre_run_cell event.
 SETTLE = """
 if "server" in globals():
-    while not server.warm or server._warming is not None and server._warming.is_alive():
+    while server.bringing_up or not server.warm:
         time.sleep(0.02)
 """
 

@@ -218,7 +218,7 @@ def server(cache: Path, monkeypatch: pytest.MonkeyPatch, workplace: str) -> Iter
 
 def brought_up(server: forkserver.PrivateServer) -> None:
     server.warm_up()
-    assert until(lambda: not server._warming.is_alive(), 120)
+    assert until(lambda: not server.bringing_up, 120)
 
 
 def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServer, cache: Path) -> None:
@@ -341,7 +341,7 @@ STEP = textwrap.dedent(
     """
 ).strip()
 
-BROUGHT_UP = "from nbspawn._engine.forkserver import server as _s\n_s._warming.join()"
+BROUGHT_UP = "from nbspawn._engine.forkserver import server as _s\nwhile _s.bringing_up: pass"
 
 
 def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> None:
