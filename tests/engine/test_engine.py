@@ -110,7 +110,7 @@ def test_failed_rank_leaves_at_once_whatever_its_teardown_does(method: str) -> N
     assert time.monotonic() - started < 5
 
 
-def test_a_spawned_rank_does_what_is_the_persons_when_it_ends(tmp_path: Path) -> None:
+def test_a_spawned_rank_does_what_is_the_users_when_it_ends(tmp_path: Path) -> None:
     assert spawn(ranks.goes_on_afterwards, f"{tmp_path}/said", method="spawn") == ["returned"] * 2
     assert [(tmp_path / f"said-{rank}").read_text() for rank in range(2)] == ["thread atexit"] * 2
 
@@ -317,10 +317,11 @@ def test_run_directory_is_private_and_so_are_its_files(tmp_path: Path) -> None:
     assert not private.exists()
 
 
-def test_log_dir_keeps_the_logs(tmp_path: Path) -> None:
+@light_methods
+def test_log_dir_keeps_the_logs(method: str, tmp_path: Path) -> None:
     logs = tmp_path / "not" / "there yet"
     for text in ("first", "second"):
-        spawn(ranks.say, text, log_dir=str(logs))
+        spawn(ranks.say, text, method=method, log_dir=str(logs))
         assert {file.name: file.read_text() for file in logs.iterdir()} == {
             f"rank-{rank}.log": f"{text} {rank}\n" for rank in range(2)
         }
@@ -360,7 +361,7 @@ def interrupted_when_running(folder: Path) -> Iterator[None]:
 
 @pytest.mark.timing
 @light_methods
-def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> None:
+def test_users_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> None:
     started = time.monotonic()
     with interrupted_when_running(tmp_path), pytest.raises(KeyboardInterrupt):
         spawn(ranks.fall_to_interrupt, str(tmp_path), method=method)
@@ -369,7 +370,8 @@ def test_persons_interrupt_stops_the_ranks_once(method: str, tmp_path: Path) -> 
 
 
 @pytest.mark.timing
-def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
+@light_methods
+def test_second_interrupt_kills_at_once(method: str, tmp_path: Path) -> None:
     def press_twice() -> None:
         if until(lambda: len(list(tmp_path.glob("running-*"))) == 2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -380,7 +382,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     user.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        spawn(ranks.swallow_interrupts, str(tmp_path), grace_period=30.0)
+        spawn(ranks.swallow_interrupts, str(tmp_path), method=method, grace_period=30.0)
     user.join()
     assert time.monotonic() - started < 10
 
@@ -461,7 +463,7 @@ def test_multiprocessings_global_state_is_untouched() -> None:
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
-def test_person_can_still_set_the_start_method() -> None:
+def test_user_can_still_set_the_start_method() -> None:
     text = """
 import multiprocessing
 for method in ("fork", "forkserver", "spawn"):

@@ -142,7 +142,7 @@ def test_ranks_that_wait_for_each_other_are_freed(three: Session, cell: str) -> 
     assert list(three.execute(ALL_REDUCE)) == [3.0] * 3 and three.pids == before
 
 
-def test_a_group_of_the_persons_own_can_be_made_again(nothing_left: None) -> None:
+def test_a_group_of_the_users_own_can_be_made_again(nothing_left: None) -> None:
     make = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')"
     with Session(2, start_method="forkserver", timeout=30.0) as two:
         two.execute(make)

@@ -130,7 +130,7 @@ Current thread 0x00007f (most recent call first):
 """
 
 
-def test_the_persons_part_of_the_first_dump() -> None:
+def test_the_users_part_of_the_first_dump() -> None:
     assert frames(DUMP) == (
         Frame("/tmp/ipykernel_1/2.py", 12, "<module>"),
         Frame("/site-packages/torch/a.py", 3, "wait"),

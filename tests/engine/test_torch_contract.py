@@ -250,8 +250,9 @@ def test_errors_survive_pickling() -> None:
 # ---------------------------------------------------------------- join: grace and time
 
 
-def test_rank_that_leaves_within_the_grace_period_is_not_terminated(tmp_path: Path) -> None:
-    context = start(ranks.leave_in_good_order_after_0_raised, (str(tmp_path), 0.4), join=False)
+@light_methods
+def test_rank_that_leaves_within_the_grace_period_is_not_terminated(method: str, tmp_path: Path) -> None:
+    context = start(ranks.leave_in_good_order_after_0_raised, (str(tmp_path), 0.4), method=method, join=False)
     with pytest.raises(ProcessRaisedException, match="rank 0 raised"):
         context.join(grace_period=10)
     assert (tmp_path / "left-1").exists()
@@ -259,8 +260,9 @@ def test_rank_that_leaves_within_the_grace_period_is_not_terminated(tmp_path: Pa
 
 
 @pytest.mark.timing
-def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
-    context = start(ranks.ignore_sigterm_but_0_raises, (str(tmp_path),), join=False)
+@light_methods
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period(method: str, tmp_path: Path) -> None:
+    context = start(ranks.ignore_sigterm_but_0_raises, (str(tmp_path),), method=method, join=False)
     started = time.monotonic()
     with pytest.raises(ProcessRaisedException, match="rank 0 raised"):
         context.join(grace_period=0.5)

@@ -63,7 +63,9 @@ def stop_while_all_wait(kernel: Kernel, code: str, sign: str = "◍ waiting") ->
     """Run it in three ranks, press Stop when the table shows the sign for each, and find them alive."""
     before = ok(kernel.execute("%%ranks\nimport os; os.getpid()")).result
     cell = kernel.submit(f"%%ranks\n{code}")
-    cell._read(lambda: cell.reply.outputs and cell.reply.table["text/plain"].count(sign) == 3, "all wait", PATIENCE)
+    cell.read_until(
+        lambda: cell.reply.outputs and cell.reply.table["text/plain"].count(sign) == 3, "all wait", PATIENCE
+    )
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert ok(kernel.execute("%%ranks\nos.getpid()")).result == before, cell.reply

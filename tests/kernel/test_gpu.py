@@ -138,7 +138,7 @@ def pids_of(cell: Cell, nprocs: int) -> list[int]:
         message = [re.search(r"pid (\d+)", "\n".join(cell.reply.of(rank))) for rank in range(nprocs)]
         return [int(one[1]) for one in message if one]
 
-    cell._read(lambda: len(found()) == nprocs, f"{nprocs} ranks are at work on the GPU", SLOW)
+    cell.read_until(lambda: len(found()) == nprocs, f"{nprocs} ranks are at work on the GPU", SLOW)
     return found()
 
 
@@ -352,7 +352,7 @@ def test_the_view_shows_device_memory(kernel: Kernel, tmp_path: Path) -> None:
     )
     cell.until("held", timeout=SLOW)
     try:
-        cell._read(lambda: device_column(cell.reply.table["text/plain"]) == ["200 MB"], "the view says 200 MB", 20)
+        cell.read_until(lambda: device_column(cell.reply.table["text/plain"]) == ["200 MB"], "the view says 200 MB", 20)
         assert "200 MB" in cell.reply.table["text/html"]
     finally:
         go.touch()

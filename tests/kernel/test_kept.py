@@ -102,8 +102,7 @@ def test_stop_leaves_all_usable(kept: Kernel, where: str) -> None:
     before = pids(kept)
     for _ in range(2):
         cell = kept.submit(f"%%ranks\nprint('begun')\n{where}")
-        for rank in range(3):
-            cell._read(lambda rank=rank: "begun" in cell.reply.of(rank), "all have begun", 20)  # noqa: B023
+        cell.until_ranks("begun", range(3))
         kept.interrupt()
         assert cell.wait().ename == "KeyboardInterrupt"
         assert ok(kept.execute("%%ranks\nt = torch.ones(1); dist.all_reduce(t)\nt.item()")).result == "[0-2] 3.0"
@@ -115,8 +114,7 @@ def test_stop_reaches_ranks_in_which_an_earlier_cell_has_ignored_it(kept: Kernel
     before = pids(kept)
     ok(kept.execute("%%ranks\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"))
     cell = kept.submit("%%ranks\nprint('begun')\ntime.sleep(600)")
-    for rank in range(3):
-        cell._read(lambda rank=rank: "begun" in cell.reply.of(rank), "all have begun", 20)
+    cell.until_ranks("begun", range(3))
     kept.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert pids(kept) == before
@@ -196,8 +194,7 @@ def test_post_mortem_and_locals_for_one_cell(kept: Kernel) -> None:
 def test_all_wait_for_each_other_and_stop_leaves_them_usable(kept: Kernel) -> None:
     before = pids(kept)
     cell = kept.submit("%%ranks\nprint('begun')\ndist.recv(torch.ones(1), (rank + 1) % 3)")
-    for rank in range(3):
-        cell._read(lambda rank=rank: "begun" in cell.reply.of(rank), "all have begun", 20)
+    cell.until_ranks("begun", range(3))
     kept.interrupt()
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt" and "is created again" in reply.table["text/plain"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import IPython
 import pytest
-from kernels import Kernel, Reply, assigned, ok, wait_until
+from kernels import Kernel, Reply, assigned, ok, once, wait_until
 
 CELL_NUMBERS = IPython.version_info[0] >= 8  # "Cell In[5], line 2"; IPython 7 shows the cell's file name
 
@@ -42,6 +42,7 @@ def test_a_rank_knows_its_place(kernel: Kernel, method: str) -> None:
     assert values(kernel, cell) == [(rank, 3, rank, "cpu", "__main__") for rank in range(3)]
 
 
+@once
 def test_environment_is_torchruns(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method}\nimport os\n{{name: os.environ.get(name) for name in {TORCHRUN}}}"
     found = values(kernel, cell)
@@ -261,6 +262,7 @@ def test_every_rank_fails_alike(kernel: Kernel, method: str) -> None:
     assert "also ranks" in reply.traceback or "also rank " in reply.traceback
 
 
+@once
 def test_first_error_in_time_is_raised(kernel: Kernel, method: str, tmp_path: Path) -> None:
     mark = tmp_path / "raised"
     cell = f"""%%spawn 2 -m {method}
@@ -291,6 +293,7 @@ def test_getsource_of_a_cell_function(kernel: Kernel, method: str) -> None:
     assert found == ["def sourced(x):\n    return x  # kept\n"] * 2
 
 
+@once
 @pytest.mark.parametrize(
     ("code", "reported"),
     [
@@ -528,7 +531,7 @@ def test_an_error_leaves_the_kernel_as_it_was(kernel: Kernel, method: str) -> No
     assert ok(kernel.execute(f"%%spawn 2 -m {method}\nkept + rank")).result == "[0] 3\n[1] 4"
 
 
-def test_the_persons_own_multiprocessing(own_kernel: Kernel) -> None:
+def test_the_users_own_multiprocessing(own_kernel: Kernel) -> None:
     ok(own_kernel.execute("%%spawn 2 -m forkserver\nrank"))
     ok(own_kernel.execute("%%spawn 2 -m fork\nrank"))
     ok(own_kernel.execute("import multiprocessing as mp; mp.set_start_method('spawn')"))
@@ -547,6 +550,7 @@ got"""
     assert values(kernel, cell) == [[1, 0], [1, 1]]
 
 
+@once
 def test_dataloader_workers_inside_a_rank(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 2 -m {method}
 import torch
@@ -569,6 +573,7 @@ def test_load_ext_twice_and_unload(own_kernel: Kernel) -> None:
 # ---------------------------------------------------------------- options
 
 
+@once
 def test_env(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method} --env COLOR=red EMPTY= --env 'SPACED=a b=c'\nimport os\n"
     cell += "[os.environ[name] for name in ('COLOR', 'EMPTY', 'SPACED')]"
@@ -576,6 +581,7 @@ def test_env(kernel: Kernel, method: str) -> None:
     assert kernel.value("'COLOR' in __import__('os').environ") is False
 
 
+@once
 def test_threads(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method} --threads 3\nimport os, torch\n"
     cell += "(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
@@ -588,11 +594,13 @@ def test_threads_by_default_are_the_cores_shared_out(kernel: Kernel, method: str
     assert values(kernel, cell) == [max(1, cores // 2)] * 2
 
 
+@once
 def test_devices(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method} --devices 0,2\nimport os\nos.environ['CUDA_VISIBLE_DEVICES']"
     assert values(kernel, cell) == ["0,2"] * 2
 
 
+@once
 def test_log_dir(kernel: Kernel, method: str, tmp_path: Path) -> None:
     logs = tmp_path / "my logs"
     reply = ok(kernel.execute(f"%%spawn 2 -m {method} --log-dir '{logs}'\nprint('kept', rank)"))
@@ -601,6 +609,7 @@ def test_log_dir(kernel: Kernel, method: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in logs.iterdir()) == ["rank-0.log", "rank-1.log"]
 
 
+@once
 def test_timeout_tells_where_ranks_stood(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method} -t 1 -g 1\nimport time\nif rank:\n    time.sleep(50)\nelse:\n    time.sleep(60)"
     reply = kernel.execute(cell)
@@ -610,6 +619,7 @@ def test_timeout_tells_where_ranks_stood(kernel: Kernel, method: str) -> None:
     assert kernel.value("isinstance(__import__('sys').last_value, TimeoutError)")
 
 
+@once
 def test_backend_makes_the_process_group(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 2 -m {method} --backend gloo
 import torch, torch.distributed as dist
@@ -619,6 +629,7 @@ dist.all_reduce(x)
     assert values(kernel, cell) == [(3.0, 0, 2), (3.0, 1, 2)]
 
 
+@once
 def test_init_process_group_without_arguments(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 2 -m {method}
 import torch, torch.distributed as dist
@@ -630,6 +641,7 @@ float(x)"""
     assert values(kernel, cell) == [3.0, 3.0]
 
 
+@once
 def test_error_under_a_collective_is_the_cause(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 3 -m {method} --backend gloo -g 1
 import torch, torch.distributed as dist

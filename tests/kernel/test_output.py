@@ -66,7 +66,7 @@ def test_table_is_live(kernel: Kernel, method: str, tmp_path: Path) -> None:
         f"%%spawn 2 -m {method}\nimport os\nprint('here', rank)\nwhile not os.path.exists({str(go)!r}): pass"
     )
     cell.until("here", times=2)
-    cell._read(lambda: cell.reply.table["text/plain"].count("● running") == 2, "both rows say running", 10)
+    cell.read_until(lambda: cell.reply.table["text/plain"].count("● running") == 2, "both rows say running", 10)
     go.touch()
     assert "✓ done" in ok(cell.wait()).table["text/plain"]
 
@@ -210,7 +210,7 @@ logging.warning('logged')
     assert kernel.terminal[before:] == ""
 
 
-def test_warnings_show_the_persons_line(kernel: Kernel, method: str) -> None:
+def test_warnings_show_the_users_line(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nimport warnings\nwarnings.warn('careful')"))
     assert any("UserWarning: careful" in line for line in reply.of(1))
 
@@ -287,7 +287,7 @@ def test_two_million_lines(kernel: Kernel) -> None:
         most = max(most, psutil.Process(kernel.pid).memory_info().rss)
         return cell.over
 
-    cell._read(over, "the cell ends", 120)
+    cell.read_until(over, "the cell ends", 120)
     reply = cell.reply
     assert reply.evalue == "rank 3 of 4: KeyError: 'after it' (line 5)"
     assert sum(len(str(output)) for output in reply.saved) < 200_000

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, Reply, lives, ok, wait_gone, wait_until
+from kernels import Kernel, Reply, lives, ok, once, wait_gone, wait_until
 from leftovers import until
 
 FINALLY = """%%spawn 3 -m {method} -g {grace}
@@ -37,7 +37,7 @@ def finally_ran(folder: Path) -> list[str]:
 @pytest.mark.timing
 def test_stop_runs_every_finally_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
     cell = kernel.submit(FINALLY.format(method=method, grace=3, folder=str(tmp_path))).until("ready", times=1)
-    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(3)), "all are ready", 20)
+    cell.until_ranks("ready", range(3))
     pressed = time.monotonic()
     kernel.interrupt()
     reply = interrupted(cell.wait())
@@ -49,7 +49,7 @@ def test_stop_runs_every_finally_once(kernel: Kernel, method: str, tmp_path: Pat
 
 def test_sigint_to_every_process_counts_once(kernel: Kernel, method: str, tmp_path: Path) -> None:
     cell = kernel.submit(FINALLY.format(method=method, grace=3, folder=str(tmp_path)))
-    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(3)), "all are ready", 20)
+    cell.until_ranks("ready", range(3))
     kernel.interrupt_every_process()
     reply = interrupted(cell.wait())
     assert finally_ran(tmp_path) == ["x"] * 3
@@ -69,12 +69,13 @@ while True:
 """
 
 
+@once
 @pytest.mark.timing
 def test_second_stop_kills_at_once(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(STUBBORN.format(method=method, grace=60))
-    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    cell.until_ranks("ready", range(2))
     kernel.interrupt()
-    cell._read(lambda: all("ignored" in cell.reply.of(rank) for rank in range(2)), "both ignore it", 20)
+    cell.until_ranks("ignored", range(2))
     pressed = time.monotonic()
     kernel.interrupt()
     reply = interrupted(cell.wait())
@@ -82,10 +83,11 @@ def test_second_stop_kills_at_once(kernel: Kernel, method: str) -> None:
     assert reply.table["text/plain"].count("killed") == 2
 
 
+@once
 @pytest.mark.timing
 def test_one_stop_goes_up_the_ladder(kernel: Kernel, method: str) -> None:
     cell = kernel.submit(STUBBORN.format(method=method, grace=0.3))
-    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    cell.until_ranks("ready", range(2))
     pressed = time.monotonic()
     kernel.interrupt()
     reply = interrupted(cell.wait())
@@ -111,7 +113,7 @@ def test_stop_at_a_collective(kernel: Kernel, method: str) -> None:
         f"%%spawn 2 -m {method} -g 1 --backend gloo\nimport torch, torch.distributed as dist\nprint('ready')\n"
         "if rank: dist.all_reduce(torch.ones(1))\nelse:\n    import time; time.sleep(60)"
     )
-    cell._read(lambda: all("ready" in cell.reply.of(rank) for rank in range(2)), "both are ready", 20)
+    cell.until_ranks("ready", range(2))
     pressed = time.monotonic()
     kernel.interrupt()
     interrupted(cell.wait())
@@ -131,6 +133,7 @@ def test_stop_of_a_shell_command(kernel: Kernel, method: str, tmp_path: Path) ->
     wait_gone(pids, 2)
 
 
+@once
 def test_a_failure_ends_the_peers_after_the_grace_period(kernel: Kernel, method: str, tmp_path: Path) -> None:
     cell = f"""%%spawn 3 -m {method} -g 5
 import time
@@ -145,6 +148,7 @@ finally:
     assert reply.seconds < 4
 
 
+@once
 def test_children_of_a_rank_end_with_it(kernel: Kernel, method: str, tmp_path: Path) -> None:
     cell = f"""%%spawn 2 -m {method}
 import subprocess

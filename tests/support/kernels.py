@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,23 +186,31 @@ class Cell:
 
     def until(self, text: str, times: int = 1, timeout: float = PATIENCE) -> Cell:
         """Read messages until ``text`` has been printed so often."""
-        self._read(lambda: self.reply.text().count(text) >= times, f"{text!r} is printed {times} times", timeout)
+        self.read_until(lambda: self.reply.text().count(text) >= times, f"{text!r} is printed {times} times", timeout)
+        return self
+
+    def until_ranks(self, text: str, ranks: Iterable[int]) -> Cell:
+        """Read messages until each of these ranks has printed this line."""
+        waiting = set(ranks)
+        self.read_until(
+            lambda: all(text in self.reply.of(rank) for rank in waiting), f"{text!r} of {waiting}", PATIENCE
+        )
         return self
 
     def asked(self, count: int = 1, timeout: float = PATIENCE) -> Cell:
         """Read messages until so many questions have come."""
-        self._read(lambda: len(self.reply.prompts) >= count, f"{count} prompts", timeout)
+        self.read_until(lambda: len(self.reply.prompts) >= count, f"{count} prompts", timeout)
         return self
 
     def wait(self, timeout: float = PATIENCE) -> Reply:
         """Read messages to the cell's end."""
-        self._read(lambda: self.over, "the cell ends", timeout)
+        self.read_until(lambda: self.over, "the cell ends", timeout)
         self.reply.seconds = time.monotonic() - self._sent_at
         return self.reply
 
     def see(self, happened: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
         """Read messages until this has happened, after the cell's end too."""
-        self._read(happened, what, timeout, after=True)
+        self.read_until(happened, what, timeout, after=True)
 
     def take(self, channel: str, message: dict[str, Any]) -> None:
         """One message, if it is this cell's; displays are updated from wherever."""
@@ -224,7 +232,8 @@ class Cell:
         else:
             self.reply.fold(kind, content)
 
-    def _read(self, enough: Callable[[], bool], what: str, timeout: float, after: bool = False) -> None:
+    def read_until(self, enough: Callable[[], bool], what: str, timeout: float, after: bool = False) -> None:
+        """Read messages until this has happened; ``after``: be it after the cell's end."""
         end = time.monotonic() + timeout
         while not enough():
             assert after or not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"

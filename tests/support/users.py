@@ -47,7 +47,7 @@ class User:
             self.prompt()
             self._answered += 1
             self.kernel.answer(line)
-        self.cell._read(
+        self.cell.read_until(
             lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
         )
         self._catch_up()
@@ -80,7 +80,7 @@ class User:
                 if WIDGET in output.get("data", {})
             ]
 
-        self.cell._read(lambda: bool(displayed()), "the controls are shown", 20)
+        self.cell.read_until(lambda: bool(displayed()), "the controls are shown", 20)
         return displayed()[0]
 
     def see_controls(self) -> None:
@@ -106,7 +106,7 @@ class User:
         self.click(f"Debug rank {rank}")
 
     def until(self, happened: Any, what: str) -> None:
-        self.cell._read(happened, what, 20)
+        self.cell.read_until(happened, what, 20)
 
     def leave(self) -> None:
         """Interrupt the cell if it still runs: the next test uses the same kernel."""
