@@ -11,7 +11,7 @@ from nbspawn.errors import UsageError
 if TYPE_CHECKING:
     from nbspawn._engine.agents import Starter
 
-MAX_RANKS = 512
+MAX_RANKS = 65_536
 MAX_THREADS = 4096
 LARGEST_SEED = 2**32 - 1
 """The largest that numpy's generator accepts."""

@@ -17,8 +17,8 @@ from nbspawn._state.wording import name_ranks, ranges
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
-# Columns of rank numbers: the longest that is common, "1000-1023", or the first of a list and how many they are.
-LABEL_WIDTH = 12
+# Columns of rank numbers: the first of a list, and how many they are.
+LABEL_WIDTH = 14
 
 # In the order in which they matter when there are too many rows. A mark besides the word: rows are found by shape.
 MARKS: dict[State, str] = {
@@ -84,10 +84,13 @@ class Row:
 
     @property
     def label(self) -> str:
+        """Their numbers: '0-3', '8,10,12', or the first ones and how many they are: '8,10,… (24)'."""
         label = ranges(rank.rank for rank in self.ranks)
         if len(label) <= LABEL_WIDTH:
             return label
-        return f"{label[: label.rindex(',', 0, LABEL_WIDTH - 6)]},… ({len(self.ranks)})"
+        many = f",… ({len(self.ranks)})"
+        whole = label.rfind(",", 0, LABEL_WIDTH - len(many) + 1)
+        return (label[:whole] if whole > 0 else str(self.ranks[0].rank)) + many
 
 
 def rows(snapshot: Snapshot) -> list[Row]:

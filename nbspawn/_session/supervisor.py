@@ -106,8 +106,7 @@ class Supervisor:
         presses = self._interrupts.count
         self._engine.stop_at(*self._policy.escalation)
         while not self._engine.settled:
-            for event in self._engine.poll(_TICK):
-                run = reduce(run, event, self._clock())
+            run = reduce(run, self._engine.poll(_TICK), self._clock())
             if self._interrupts.count > presses:
                 self._engine.stop_at(*Signals(kill=0.0))
         return run
@@ -115,13 +114,12 @@ class Supervisor:
     def _fold(self, run: Run, events: Sequence[Event]) -> Run:
         now = self._clock()
         for event in events:
-            run = reduce(run, event, now)
             self._prompts.fold(event, now)
             self._breaks.fold(event)
             self._policy.fold(event)
             if isinstance(event, Raised) and event.by_quit:
                 self._interrupts.press()
-        return run
+        return reduce(run, events, now)
 
     # ------------------------------------------------------------ the user
 

@@ -1,7 +1,7 @@
 """What is known of a run, and how one event changes it: pure, with the clock passed in.
 
     run = Run.new(4, "fork server", "everything that the cell uses can travel", "/tmp/nbspawn-x", now)
-    run = reduce(run, event, now)          # for every event, in the order in which it came
+    run = reduce(run, events, now)         # in the order in which they came
 
 All times are CLOCK_MONOTONIC in seconds. Nothing here draws (_render/) or acts (_engine/): a ``Run`` can be built from
 a list of events in a test, and the same list always gives the same ``Run``. Events may come in an odd order (a rank
@@ -11,7 +11,7 @@ that dies while it starts, a report that is read after the exit): every order gi
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -183,15 +183,19 @@ class Run:
         return counts
 
 
-def reduce(run: Run, event: Event, now: float) -> Run:
-    """The run after ``event``, which was received at ``now`` seconds; an event of an unknown rank changes nothing."""
-    number = event.rank
-    if not 0 <= number < len(run.ranks):
+def reduce(run: Run, events: Sequence[Event], now: float) -> Run:
+    """The run after ``events``, which were received at ``now`` seconds; those of an unknown rank change nothing."""
+    ranks = list(run.ranks)
+    known = [event for event in events if 0 <= event.rank < len(ranks)]
+    if not known:
         return run
-    peers = (*run.ranks[:number], *run.ranks[number + 1 :])
-    peer_failed = isinstance(event, Stopping) and any(peer.state == "failed" for peer in peers)
-    ranks = (*peers[:number], _fold(run.ranks[number], event, now, peer_failed), *peers[number:])
-    run = replace(run, ranks=ranks)
+    failed = {rank.rank for rank in ranks if rank.state == "failed"}
+    for event in known:
+        number = event.rank
+        ranks[number] = _fold(ranks[number], event, now, peer_failed=len(failed) > (number in failed))
+        if ranks[number].state == "failed":
+            failed.add(number)
+    run = replace(run, ranks=tuple(ranks))
     return replace(run, ended=max(rank.ended or now for rank in ranks)) if run.ended is None and run.over else run
 
 

@@ -89,7 +89,7 @@ def test_one_without_an_answer_was_seen_somewhere() -> None:
     here = Position((Frame("cell", 3, "<module>"),))
     run = Run.new(1, "fork", "", "/logs", 0.0, cell="cell", source=("a", "b", "c()"))
     for event in (Started(0, 1, 0.1), Sampled(0, 0.2, here, 0.2, ())):
-        run = reduce(run, event, 0.2)
+        run = reduce(run, [event], 0.2)
     assert stacks.text({0: Stack()}, at(run)) == [
         "Rank 0, without an answer, seen last:",
         "  cell, line 3",

@@ -23,7 +23,7 @@ class Play:
 
     def feed(self, now: float, *events: Event) -> None:
         for event in events:
-            self.run = reduce(self.run, event, now)
+            self.run = reduce(self.run, [event], now)
             self.prompts.fold(event, now)
 
     def stop(self, now: float, *ranks: int, line: int = 2) -> None:

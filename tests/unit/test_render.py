@@ -28,7 +28,7 @@ class Answer:
 def run_of(nprocs: int, *events: Event) -> Run:
     run = Run.new(nprocs, "fork server", "everything that the cell uses can travel.", "/tmp/logs", 100.0)
     for event in (*(Started(rank, 4000 + rank, 100.1) for rank in range(nprocs)), *events):
-        run = reduce(run, event, 101.0)
+        run = reduce(run, [event], 101.0)
     return run
 
 
@@ -179,7 +179,7 @@ def test_the_html_shows_what_the_text_shows() -> None:
 
 def test_in_the_end_each_rank_has_its_time() -> None:
     run = run_of(2, *(Returned(rank, 102.0 + rank, Answer(rank), 0) for rank in range(2)))
-    run = reduce(reduce(run, Exited(0, 103.5, 0), 103.5), Exited(1, 103.5, 0), 103.5)
+    run = reduce(reduce(run, [Exited(0, 103.5, 0)], 103.5), [Exited(1, 103.5, 0)], 103.5)
     assert text.table(Snapshot(run, 112.4)).splitlines()[1:] == [
         "rank  state    time  last line, result or error",
         "   0  ✓ done  2.0 s  0",
@@ -271,7 +271,7 @@ def test_lines_are_drawn_with_the_clock_and_what_becomes_of_a_rank_sooner(monkey
     run, pace = run_of(2), Pace()
     assert pace.due(run)
     assert pace.draw(run) == now
-    printed, ended = (reduce(run, event, 101.0) for event in (Printed(0, ("new",), ""), Exited(0, 101.0, 7)))
+    printed, ended = (reduce(run, [event], 101.0) for event in (Printed(0, ("new",), ""), Exited(0, 101.0, 7)))
     for state, after in (run, 1.0), (printed, 1.0), (ended, 0.1):
         now = 100.0 + after - 0.001
         assert not pace.due(state)

@@ -39,7 +39,7 @@ def at(rank: int, line: int, since: float, call: str = "", collective: bool = Tr
 def run_of(*events: Event, nprocs: int = 4) -> Run:
     run = replace(Run.new(nprocs, "fork", "", "/tmp", 0.0), cell="cell", source=CELL)
     for event in (*(Started(rank, 100 + rank, 0.1) for rank in range(nprocs)), *events):
-        run = reduce(run, event, 0.0)
+        run = reduce(run, [event], 0.0)
     return run
 
 
@@ -75,7 +75,7 @@ def test_many_short_collectives_are_no_long_one() -> None:
     """Each look finds the rank in another call of the same line."""
     run = run_of(at(1, 4, 1.0))
     for second in range(1, 100):
-        run = reduce(run, at(0, 3, float(second), "all_reduce"), second)
+        run = reduce(run, [at(0, 3, float(second), "all_reduce")], second)
         assert sentence(run, second + 1.0) == ""
 
 
@@ -84,9 +84,9 @@ def test_waits_that_this_run_has_seen_end_are_normal() -> None:
     run = run_of(*WAIT, at(1, 4, 1.0))
     assert sentence(run, 20.0)
     for rank in range(4):
-        run = reduce(run, at(rank, 2, 21.0), 21.0)
+        run = reduce(run, [at(rank, 2, 21.0)], 21.0)
     for event in (at(rank, 3, 30.0, "all_reduce") for rank in (0, 2, 3)):
-        run = reduce(run, event, 30.0)
+        run = reduce(run, [event], 30.0)
     assert sentence(run, 50.0) == ""
     assert sentence(run, 71.0).startswith("Ranks 0 and 2-3 have waited 41 s")
 
@@ -111,8 +111,8 @@ def test_a_rank_without_a_sign_of_life() -> None:
 
 
 def test_a_rank_that_starts() -> None:
-    run = reduce(Run.new(2, "fork", "", "/tmp", 0.0), Started(0, 1, 0.1), 0.1)
-    run = reduce(run, Sampled(0, 1.0, Position((), "init_process_group", True), 1.0, ()), 1.0)
+    run = reduce(Run.new(2, "fork", "", "/tmp", 0.0), [Started(0, 1, 0.1)], 0.1)
+    run = reduce(run, [Sampled(0, 1.0, Position((), "init_process_group", True), 1.0, ())], 1.0)
     assert sentence(run, 30.0) == "Rank 0 has waited 29 s in init_process_group. Rank 1 is starting."
 
 

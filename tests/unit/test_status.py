@@ -42,7 +42,7 @@ def raised(rank: int, time: float, name: str = "KeyError", message: str = "'hieg
 def fold(*events: Event, nprocs: int = 2, now: float = 9.0) -> Run:
     run = Run.new(nprocs, "fork", "nothing stands against it", "/tmp/logs", 0.0)
     for event in events:
-        run = reduce(run, event, now)
+        run = reduce(run, [event], now)
     return run
 
 
@@ -69,7 +69,7 @@ def test_a_good_run() -> None:
         (101, "done", 3.0, "\r50 %", "{'loss': 1}"),
     ]
     assert not run.over
-    run = reduce(reduce(run, Exited(1, 3.5, 0), 9), Exited(0, 3.25, 0), 9)
+    run = reduce(reduce(run, [Exited(1, 3.5, 0)], 9), [Exited(0, 3.25, 0)], 9)
     assert run.over and run.ended == 3.5 and run.counts == {"done": 2}
 
 
@@ -162,7 +162,7 @@ def test_any_order_gives_some_state() -> None:
 def test_events_without_a_state_change_nothing() -> None:
     run = fold(Started(0, 1, 1.0))
     for event in (DisplayData(0, {}, {}, {}, False, 0), ClearOutput(0, True, 0), Exited(7, 2.0, 1)):
-        assert reduce(run, event, 3.0) == run
+        assert reduce(run, [event], 3.0) == run
 
 
 def test_ranges() -> None:

@@ -1,0 +1,128 @@
+"""What a run over many nodes costs the kernel: simulated agents say what real ones have said.
+
+    python tests/benchmarks/scale.py [--nodes 8,64,512] [--seconds S]
+
+Two real agents of eight ranks each are recorded first, in a cell that trains: rank 0 computes for a second, the others
+wait for it in an all_reduce, then all print a line. Then, for each number of nodes, one process plays that many agents
+(support/simulated.py) to a real kernel, which runs the cell over them. Shown are, of the kernel, the time to start and
+to end, its processor time as a share of one core, of all its threads, its memory, and what goes to the front end;
+between the second and the last second of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from kernels import Kernel
+from simulated import MARK
+
+PER_NODE = 8
+
+CELL = """
+import time, torch, torch.distributed as dist
+for step in range({steps}):
+    if rank == 0: time.sleep(1)
+    dist.all_reduce(torch.ones(1))
+    print({line})
+rank
+"""
+LINES = {
+    "alike": 'f"epoch 3, step {step}: loss {1 / (step + 1):.4f}"',
+    "each its own": f'f"epoch 3, step {{step}}: loss {{1 / (step + rank + 1):.4f}} on {MARK}"',
+}
+
+RECORD = """
+import pickle, sys
+sys.path.insert(0, {support!r})
+from nbspawn._engine import hosts
+from nodes import Processes
+from simulated import Recording
+note, recording = hosts.HostRanks._received, Recording()
+def received(self, link, message):
+    recording.note(link.node, message)
+    note(self, link, message)
+hosts.HostRanks._received = received
+starter = Processes(2)
+"""
+
+RUN = """
+from nbspawn._engine.jobs import CellJob
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.messages import RunCell
+from nbspawn._session.pool import Pool
+def run_on(starter, per_node, source):
+    options = LaunchOptions(nprocs=starter.nodes * per_node, on=starter, backend="gloo")
+    return Pool(options).run(CellJob(RunCell(source, "<cell>"), {}))
+"""
+
+
+def record(folder: Path, source: str) -> Path:
+    """The file with what two agents report."""
+    path = folder / "recording"
+    with Kernel(folder) as kernel:
+        setup = RECORD.format(support=str(Path(__file__).resolve().parents[1] / "support"))
+        assert kernel.execute(f"%load_ext nbspawn\n{setup}{RUN}").status == "ok"
+        reply = kernel.execute(f"run_on(starter, {PER_NODE}, {source!r})", 300)
+        assert reply.status == "ok", reply
+        saved = f"open({str(path)!r}, 'wb').write(pickle.dumps(recording))\nfrom nbspawn._engine import agents"
+        assert kernel.execute(f"{saved}\nagents.release()").status == "ok"
+    return path
+
+
+def play(folder: Path, path: Path, nodes: int) -> None:
+    """Measure one run, and print a row."""
+    with Kernel(folder) as kernel:
+        setup = f"import sys\nsys.path.insert(0, {str(Path(__file__).resolve().parents[1] / 'support')!r})"
+        starter = f"from pathlib import Path\nfrom simulated import Simulation\nstarter = Simulation({nodes}, Path({str(path)!r}))"
+        assert kernel.execute(f"%load_ext nbspawn\nimport torch\n{setup}\n{starter}\n{RUN}").status == "ok"
+        process = psutil.Process(kernel.pid)
+
+        def used() -> float:
+            times = process.cpu_times()
+            return times.user + times.system
+
+        began = time.monotonic()
+        cell = kernel.submit(f"run_on(starter, {PER_NODE}, 'pass')").until("step 0")
+        started = time.monotonic()
+        cell.until("step 1")
+        first, cpu, sent, memory = time.monotonic(), used(), cell.reply.sent, process.memory_info().rss
+        cell.until(f"step {STEPS - 1}", timeout=300)
+        passed, cpu, sent = time.monotonic() - first, used() - cpu, cell.reply.sent - sent
+        grown = process.memory_info().rss - memory
+        at = time.monotonic()
+        reply = cell.wait(300)
+        assert reply.status == "ok", reply
+        print(
+            f"{nodes:4} nodes {nodes * PER_NODE:5} ranks: first line {started - began - 1:5.1f} s | kernel "
+            f"{cpu / passed:6.1%} of a core, {sent / passed / 1000:6.1f} kB/s to the notebook, "
+            f"memory {memory / 1e6:.0f} + {grown / 1e6:.0f} MB | end {time.monotonic() - at:.1f} s"
+        )
+        print(next(o["data"]["text/plain"] for o in reply.outputs if "data" in o)[:3000])
+
+
+STEPS = 12
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="8,64,512")
+    given = parser.parse_args()
+    for name, line in LINES.items():
+        print(f"Lines {name}:")
+        with tempfile.TemporaryDirectory() as folder:
+            path = record(Path(folder), CELL.format(steps=STEPS, line=line))
+            for nodes in map(int, given.nodes.split(",")):
+                play(Path(folder), path, nodes)
+
+
+if __name__ == "__main__":
+    main()
