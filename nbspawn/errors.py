@@ -21,6 +21,8 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from nbspawn._state.wording import ECHO, is_echo, ranges, signal_name, with_line
 
+_FOLLOWED = 12  # failures after the first that are described
+
 
 class SpawnError(Exception):
     """Anything that nbspawn raises about a run. In a notebook it is shown as ``lines``, not as our own frames."""
@@ -74,6 +76,8 @@ class Failure:
     """The machine that the rank was on, 0 for the first."""
     host: str = ""
     """Its name, if there are several."""
+    time_error: float = 0.0
+    """``time`` is right to so many seconds: the clocks of other machines are known through messages only."""
 
     @property
     def summary(self) -> str:
@@ -108,7 +112,7 @@ class _RankError(SpawnError):
         self.rank, self.pid, self.node, self.host = first.rank, first.pid, first.node, first.host
         self.log_path, self.others = first.log_path, others
         self.summary = summary
-        after = [*_follow(others), *context]
+        after = [*_follow(first, others), *context]
         detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
 
@@ -142,10 +146,11 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     head = f"rank {first.rank} of {world_size}{on}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
-        lines = [head, *_follow(others), *context, "", f"-- Process {first.rank} terminated with the following error:"]
+        title = f"-- Process {first.rank} terminated with the following error:"
+        lines = [head, *_follow(first, others), *context, "", title]
         error = RankRaisedError("\n".join(lines) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        lines = [head, *_follow(others), *context, *([first.crash] if first.crash else [])]
+        lines = [head, *_follow(first, others), *context, *([first.crash] if first.crash else [])]
         error = RankExitedError(
             "\n".join(lines),
             first.rank,
@@ -157,12 +162,21 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     return error
 
 
-def _follow(others: Sequence[Failure]) -> list[str]:
+def _follow(first: Failure, others: Sequence[Failure]) -> list[str]:
     """A line for each thing that went wrong after the first, with the ranks that it happened to."""
-    same: dict[str, list[int]] = {}
+    same: dict[tuple[str, str], list[Failure]] = {}
     for other in others:
-        same.setdefault(other.summary, []).append(other.rank)
-    return [f"also rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {summary}" for summary, ranks in same.items()]
+        unsure = abs(other.time - first.time) < first.time_error + other.time_error and other.node != first.node
+        when = ", at the same time as far as their clocks tell" if unsure and not other.is_echo else ""
+        same.setdefault((when, other.summary), []).append(other)
+    lines = []
+    for (when, summary), failures in list(same.items())[:_FOLLOWED]:
+        hosts = {failure.host for failure in failures}
+        on = f" ({hosts.pop()})" if len(hosts) == 1 and hosts != {""} else ""
+        who = f"rank{'s' if len(failures) > 1 else ''} {ranges(failure.rank for failure in failures)}{on}"
+        lines.append(f"also {who}{when}: {summary}")
+    rest = sum(len(failures) for failures in list(same.values())[_FOLLOWED:])
+    return [*lines, f"also {rest} more ranks, in other ways: the error's `others` lists all"] if rest else lines
 
 
 def interrupted(stood: Sequence[str], what: str = "the ranks were stopped") -> KeyboardInterrupt:

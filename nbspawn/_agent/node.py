@@ -6,6 +6,7 @@ It ends with the connection to the kernel, and its ranks end with it, as they do
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pickle
 import queue
@@ -19,6 +20,8 @@ from functools import partial
 from typing import Any
 
 from nbspawn._agent import interfaces
+from nbspawn._agent.clock import Clock
+from nbspawn._agent.translation import Translation
 from nbspawn._engine.agents import versions
 from nbspawn._engine.context import LocalContext
 from nbspawn._engine.forkserver import server
@@ -27,10 +30,12 @@ from nbspawn._engine.start_method import Start
 from nbspawn._protocol import connection, shared_memory
 from nbspawn._protocol.agents import (
     CALLS,
+    LOG_PART,
     Answer,
     Begin,
     Begun,
     Call,
+    ClockTold,
     Hello,
     Refused,
     Reported,
@@ -39,12 +44,13 @@ from nbspawn._protocol.agents import (
     Transfer,
     WithBuffers,
 )
-from nbspawn._protocol.messages import Event, Returned, RunCell, RunFunction
+from nbspawn._protocol.messages import UNHURRIED, Event, Returned, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._rank.stores import tcp_store
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens
+_GATHER = 0.05  # seconds for which events that are not urgent are gathered
 _LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
 
 
@@ -72,7 +78,7 @@ class Received:
 
 
 class Node:
-    """``control`` and ``bulk`` lead to the kernel; ``slow_dns`` as in Hello."""
+    """``control`` and ``bulk`` lead to the kernel; ``slow_dns`` as in Place."""
 
     def __init__(self, control: socket.socket, bulk: socket.socket, slow_dns: bool) -> None:
         self._slow_dns = slow_dns
@@ -84,7 +90,12 @@ class Node:
         self._lock = threading.Lock()  # of what is expected
         self._changed = threading.Condition(self._lock)
         self._numbers = itertools.count(1)
+        self._sending = threading.Lock()  # over control
+        self._clock = Clock()
         self._context: LocalContext | None = None
+        self._translation: Translation | None = None
+        self._gathered: list[Event] = []
+        self._send_at = math.inf
         self._held: Received | None = None
         self._command_number = 0
         self._status: Status | None = None
@@ -95,6 +106,7 @@ class Node:
         for work in (self._read_control, self._read_bulk, self._write_bulk):
             threading.Thread(target=work, name=f"nbspawn-{work.__name__}", daemon=True).start()
         try:
+            self._ask_for_the_time()
             while True:
                 self._report()
                 if (found := self._next()) is None:
@@ -120,6 +132,10 @@ class Node:
         try:
             while True:
                 message, received = connection.receive(self._control), None
+                if isinstance(message, ClockTold):
+                    self._clock.learn(message)
+                    self._ask_for_the_time()
+                    continue
                 if isinstance(message, (Begin, RunNext)) and message.transfer is not None:
                     received = Received(message.transfer)
                     with self._changed:
@@ -130,6 +146,7 @@ class Node:
                 self._put(message, received)
         except (OSError, EOFError) as lost:
             self._put(lost)
+            self._clock.known.set()  # nobody must wait for it
 
     def _put(self, message: Any, received: Received | None = None) -> None:
         self._inbox.put((message, received))
@@ -177,26 +194,41 @@ class Node:
     # ------------------------------------------------------------ what happens here
 
     def _report(self) -> None:
-        context = self._context
-        if context is None:
+        context, translation = self._context, self._translation
+        if context is None or translation is None:
             return
-        events = () if context.over else tuple(context.poll(_TICK if self._inbox.empty() else 0.0))
+        self._ask_for_the_time()
+        wait = min(_TICK, max(0.0, self._send_at - time.monotonic())) if self._inbox.empty() else 0.0
+        events = [] if context.over else [translation.event(event) for event in context.poll(wait)]
         status = Status(
             self._command_number,
             context.over,
             context.settled,
             len(context.sentinels) == context.nprocs,
-            tuple(context.failures),
+            tuple(map(translation.failure, context.failures)),
         )
-        small = tuple(event for event in events if not self._send_large(event))
-        if small or status != self._status:
-            self._status = status
-            self._send(Reported(small, status))
+        urgent = status != self._status or not all(isinstance(event, UNHURRIED) for event in events)
+        for event in events:
+            if (large := self._with_buffers(event)) is not None:
+                self._flush(status)  # what it has printed comes first
+                self._send(large[0])
+                self._large.put(large[1:])
+            else:
+                self._send_at = min(self._send_at, time.monotonic() + _GATHER)
+                self._gathered.append(event)
+        if urgent or time.monotonic() >= self._send_at:
+            self._flush(status)
 
-    def _send_large(self, event: Event) -> bool:
-        """Send a value with large buffers: the bytes over bulk, beside what else happens."""
+    def _flush(self, status: Status) -> None:
+        if self._gathered or status != self._status:
+            self._send(Reported(tuple(self._gathered), status))
+        self._status, self._send_at = status, math.inf
+        self._gathered.clear()
+
+    def _with_buffers(self, event: Event) -> tuple[WithBuffers, Transfer, list[memoryview]] | None:
+        """A value with large buffers, and these: they go over bulk, beside what else happens."""
         if not isinstance(event, Returned):
-            return False
+            return None
         buffers: list[memoryview] = []
 
         def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -208,14 +240,17 @@ class Node:
 
         body = pickle.dumps(event, protocol=5, buffer_callback=stays)
         if not buffers:
-            return False
+            return None
         transfer = Transfer(next(self._numbers), tuple(buffer.nbytes for buffer in buffers))
-        self._send(WithBuffers(transfer, body))
-        self._large.put((transfer, buffers))
-        return True
+        return WithBuffers(transfer, body), transfer, buffers
 
     def _send(self, message: object) -> None:
-        self._control.sendall(connection.frame(message))
+        with self._sending:
+            self._control.sendall(connection.frame(message))
+
+    def _ask_for_the_time(self) -> None:
+        if (question := self._clock.question()) is not None:
+            self._send(question)
 
     # ------------------------------------------------------------ what the kernel asks for
 
@@ -230,10 +265,13 @@ class Node:
 
     def _begin(self, begin: Begin, received: Received) -> None:
         self._command_number = begin.command.command_number
+        self._clock.known.wait()
+        place = replace(begin.place, slow_dns=self._slow_dns)
+        self._translation = Translation(place, self._clock)
         try:
             server.get(environment={**os.environ, **begin.options.env})
             how = Start("forkserver", "", received, True)  # type: ignore[arg-type]
-            self._context = start(begin.command, how, begin.options, place=begin.place, notebook=begin.notebook)
+            self._context = start(begin.command, how, begin.options, place=place, notebook=begin.notebook)
         except (SpawnError, OSError) as refusal:
             received.close()
             self._send(Refused(str(refusal)))
@@ -265,14 +303,26 @@ class Node:
         value: Any = None
         if call.method == "serve_store":
             value = self._serve_store()
+        elif call.method == "log_part":
+            value = self._log_part(*call.arguments)
         elif self._context is not None:
             value = getattr(self._context, call.method)(*call.arguments)
         if call.method == "dispose":
             self._release()
             self._context = self._status = None
+            self._gathered.clear()
             value = True
         if call.number:
             self._send(Answer(call.number, value))
+
+    def _log_part(self, rank: int, start: int) -> bytes | None:
+        """The next bytes of a rank's log, from ``start`` (from the end, if that is negative); None if it is lost."""
+        try:
+            with open(self._context.log_path(rank) if self._context is not None else "", "rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) + start) if start < 0 else start)
+                return log.read(LOG_PART)
+        except OSError:
+            return None
 
     def _serve_store(self) -> tuple[str, int]:
         """A TCPStore for the ranks of all nodes, at this node's address; it lives as long as the agent."""
@@ -304,8 +354,6 @@ def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     server.for_cells = True
     server.warm_up()
     slow_dns = interfaces.dns_is_slow(address)
-    hello = Hello(socket.gethostname(), address, versions(), slow_dns)
+    hello = Hello(socket.gethostname(), address, versions())
     control.sendall(connection.frame(hello))
-    while connection.receive(control) is not None:  # the kernel compares clocks
-        control.sendall(connection.frame(time.monotonic()))
     Node(control, bulk, slow_dns).run()

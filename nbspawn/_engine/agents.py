@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import secrets
+import selectors
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 from nbspawn._engine import inherited
 from nbspawn._engine.link import Link
 from nbspawn._protocol import connection
-from nbspawn._protocol.agents import Hello
-from nbspawn._protocol.wire import load_of_rank
 from nbspawn.errors import StartError
 
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
 _NOTICE_SECONDS = 1.0
 _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
-_COMPARISONS = 8  # of clocks: the one with the shortest way counts
 
 
 class Starter(Protocol):
@@ -44,8 +41,8 @@ class Starter(Protocol):
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""
 
-    def failed(self, node: int) -> str:
-        """Why no agent will come from this node; '' if nothing is known of that."""
+    def failures(self) -> Mapping[int, str]:
+        """The nodes from which no agent will come, or whose agent has ended, as far as is known, and why."""
 
     def close(self) -> None:
         """Give the nodes back; their agents have ended, or end by themselves."""
@@ -68,7 +65,7 @@ class Agents:
             undo.callback(self.close)
             self._connect(give_up)
             for link in self.links:
-                _check(link.hello)
+                _check(link)
             undo.pop_all()
 
     @property
@@ -92,9 +89,8 @@ class Agents:
 
     def look_after(self) -> None:
         """Close the connection to a node that is known to have died: the system may take long to notice."""
-        for link in self.links:
-            if not link.lost and (why := self.starter.failed(link.node)):
-                link.lose(why)
+        for node, why in self.starter.failures().items():
+            self.links[node].lose(why)
 
     def close(self) -> None:
         """End the agents."""
@@ -106,52 +102,65 @@ class Agents:
 
     def _connect(self, give_up: Callable[[], object]) -> None:
         token = secrets.token_bytes(connection.TOKEN_BYTES)
-        with ExitStack() as held:
-            listener = held.enter_context(socket.create_server((self.starter.address, 0)))
-            held.callback(inherited.unmark, inherited.close_after_fork(listener.fileno()))
+        with ExitStack() as held, selectors.DefaultSelector() as selector:
+            listener = held.enter_context(socket.create_server((self.starter.address, 0), backlog=1024))
+            for one in (listener, selector):
+                held.callback(inherited.unmark, inherited.close_after_fork(one.fileno()))
             host, port = listener.getsockname()
             for node in range(self.starter.nodes):
                 self.starter.start(node, (host, str(port), str(node)), token.hex())
-            found: dict[tuple[bytes, int], socket.socket] = {}
-            held.callback(_close_all, found)
-            listener.settimeout(_TICK)
-            began, noticed = time.monotonic(), False
-            while len(found) < 2 * self.starter.nodes:
-                self._accept(listener, token, found, began + _CONNECT_SECONDS)
-                if give_up():
-                    raise KeyboardInterrupt
-                if not noticed and time.monotonic() - began > _NOTICE_SECONDS:
-                    noticed = True
-                    print(f"An agent is started on each of {self.starter.nodes} nodes. Stop gives up.", flush=True)
-            for node in range(self.starter.nodes):
-                control, bulk = found[connection.CONTROL, node], found[connection.BULK, node]
-                try:
-                    hello: Hello = connection.receive(control, load_of_rank)
-                    link = Link(node, hello, _offset(control), control, bulk)
-                except (OSError, EOFError) as lost:
-                    raise StartError(f"the agent on node {node} has ended again: {lost}") from None
-                del found[connection.CONTROL, node], found[connection.BULK, node]
-                self.links.append(link)
+            halves: dict[int, dict[bytes, socket.socket]] = {}
+            held.callback(_close_all, halves)
 
-    def _accept(
-        self, listener: socket.socket, token: bytes, found: dict[tuple[bytes, int], socket.socket], end: float
-    ) -> None:
-        missing = [node for node in range(self.starter.nodes) if (connection.BULK, node) not in found]
-        for node in missing:
-            if why := self.starter.failed(node):
+            def accept() -> None:
+                if (accepted := connection.accept(listener, token)) is None:
+                    return
+                one, purpose, node = accepted
+                halves.setdefault(node, {})[purpose] = one
+                if len(halves[node]) == 2:
+                    both = halves.pop(node)
+                    self.links.append(Link(node, both[connection.CONTROL], both[connection.BULK]))
+                    self.links[-1].watch(selector)
+
+            selector.register(listener, selectors.EVENT_READ, accept)
+            self._wait(selector, give_up)
+            self.links.sort(key=lambda link: link.node)
+            for link in self.links:
+                link.unwatch()
+
+    def _wait(self, selector: selectors.BaseSelector, give_up: Callable[[], object]) -> None:
+        """Until all agents have connected, and have said hello."""
+        began, noticed = time.monotonic(), False
+        nodes, address = self.starter.nodes, self.starter.address
+        while sum(link.hello is not None for link in self.links) < nodes:
+            ready = selector.select(_TICK)
+            for key, _ in ready:
+                key.data()
+            for link in self.links:
+                if link.lost:
+                    why = self.starter.failures().get(link.node, link.lost)
+                    raise StartError(f"no agent could be started on node {link.node}: {why}")
+            if not ready:
+                self._check_that_they_come()
+            passed = time.monotonic() - began
+            if passed > _CONNECT_SECONDS:
+                there = {link.node for link in self.links if link.hello is not None}
+                missing = next(node for node in range(nodes) if node not in there)
+                raise StartError(
+                    f"no agent has connected from node {missing} within {_CONNECT_SECONDS:g} s: the nodes must be able "
+                    f"to reach this machine at {address}"
+                )
+            if give_up():
+                raise KeyboardInterrupt
+            if not noticed and passed > _NOTICE_SECONDS:
+                noticed = True
+                print(f"An agent is started on each of {nodes} nodes. Stop gives up.", flush=True)
+
+    def _check_that_they_come(self) -> None:
+        there = {link.node for link in self.links}
+        for node, why in self.starter.failures().items():
+            if node not in there:
                 raise StartError(f"no agent could be started on node {node}: {why}")
-        if time.monotonic() > end:
-            raise StartError(
-                f"no agent has connected from node {missing[0]} within {_CONNECT_SECONDS:g} s: the nodes must be able "
-                f"to reach this machine at {self.starter.address}"
-            )
-        try:
-            accepted = connection.accept(listener, token)
-        except TimeoutError:
-            return
-        if accepted is not None:
-            one, purpose, node = accepted
-            found[purpose, node] = one
 
 
 _all: list[Agents] = []
@@ -185,23 +194,10 @@ def release(agents: Agents | None = None) -> int:
         return sum(len(found.links) for found in idle)
 
 
-def _close_all(connections: dict[Any, socket.socket]) -> None:
-    for one in connections.values():
-        one.close()
-
-
-def _offset(control: socket.socket) -> float:
-    """What to add to the agent's clock to have this one's, right to half of the shortest round trip."""
-    shortest, offset = math.inf, 0.0
-    for _ in range(_COMPARISONS):
-        sent = time.monotonic()
-        control.sendall(connection.frame(True))
-        theirs: float = connection.receive(control, load_of_rank)
-        now = time.monotonic()
-        if now - sent < shortest:
-            shortest, offset = now - sent, (sent + now) / 2 - theirs
-    control.sendall(connection.frame(None))
-    return offset
+def _close_all(halves: dict[int, dict[bytes, socket.socket]]) -> None:
+    for half in halves.values():
+        for one in half.values():
+            one.close()
 
 
 def versions() -> dict[str, str]:
@@ -212,12 +208,13 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), "torch": str(torch.__version__), "nbspawn": ours}
 
 
-def _check(hello: Hello) -> None:
+def _check(link: Link) -> None:
     """Raises StartError, with the node's name, if it has another Python, torch or nbspawn than the kernel."""
-    ours, theirs = versions(), hello.versions
+    assert link.hello is not None
+    ours, theirs = versions(), link.hello.versions
     other = [f"{name} {theirs.get(name)} (here {ours[name]})" for name in ours if theirs.get(name) != ours[name]]
     if other:
         raise StartError(
-            f"the node {hello.host} has {', '.join(other)}: what ranks run is sent as pickles, so all nodes need "
+            f"the node {link.host} has {', '.join(other)}: what ranks run is sent as pickles, so all nodes need "
             "the same versions. Install them there, or start the kernel in the nodes' environment."
         )

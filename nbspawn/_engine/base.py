@@ -61,7 +61,11 @@ class Engine(Protocol):
         """The name of the machine that the rank is on; '' if all ranks are on this one."""
 
     def log_path(self, rank: int) -> str:
-        """The log with the rank's whole output."""
+        """The log with the rank's whole output; 'host2:/tmp/…' if that is on another machine."""
+
+    def fetch_log(self, rank: int, end_only: bool = False) -> str:
+        """The path of the log on this machine, of a copy made now if it is on another one (``end_only``: of its last
+        megabyte). The same as ``log_path`` if it cannot be copied."""
 
     def pids(self) -> list[int]:
         """The process ids, by rank."""

@@ -1,14 +1,17 @@
 """Ranks on several machines: the local engines of their agents as one engine.
 
-The nodes' ranks follow each other: those of node 0 first. Whatever names a rank or a moment is translated here, from
-the node's numbers and its clock to the run's, and back.
+The nodes' ranks follow each other: those of node 0 first. What agents report has the run's numbers and the kernel's
+clock already; what is asked of a node's engine, and what it answers, has the numbers of that engine.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import os
 import selectors
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,15 +20,18 @@ from typing import Any
 
 from nbspawn._engine import inherited, stacks
 from nbspawn._engine.agents import Agents
+from nbspawn._engine.directories import run_directories
 from nbspawn._engine.link import Link
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.waker import Waker
 from nbspawn._payload.packing import Packed
 from nbspawn._protocol import shared_memory
-from nbspawn._protocol.agents import Answer, Begin, Begun, Call, Refused, Reported, RunNext, Status, Transfer
+from nbspawn._protocol.agents import LOG_PART, Answer, Begin, Begun, Call, Refused, Reported, RunNext, Status, Transfer
 from nbspawn._protocol.frames import Frame, Stack
+from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.gauges import Reading
-from nbspawn._protocol.messages import Command, Event, Exited, Returned, RunCell, RunFunction
+from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.messages import UNHURRIED, Command, Event, Exited, Returned, RunCell, RunFunction
 from nbspawn._protocol.payload import NOTHING, Shared
 from nbspawn._protocol.place import Place, new_run_id
 from nbspawn._protocol.settings import Settings
@@ -34,10 +40,12 @@ from nbspawn.errors import Failure, StartError
 
 _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
 _START_SECONDS = 60.0
+_NAMED = 4  # nodes in one sentence
 _TICK = 0.05
+_MOST_PARTS = 1024  # of a log
 _LOOK_AFTER = 1.0  # seconds
+_GATHER = 0.05  # seconds for which events that are not urgent are gathered: of hundreds of nodes each has some
 _numbers = itertools.count(1)  # of questions, over all runs: a late answer is not for the next run's
-_MOMENTS = ("time", "since", "ready")  # fields of events
 
 
 @dataclass
@@ -80,7 +88,10 @@ class HostRanks:
         self._lost: list[Failure] = []
         self._stopping = False
         self._closed = False
+        self._copies: RunFiles | None = None
         self._look_at = 0.0
+        self._urgent = False
+        self._lock = threading.RLock()  # %ranks asks nodes while a background thread polls
         self._command = command
         self._grouped = options.backend is not None
         self._selector = selectors.DefaultSelector()
@@ -108,14 +119,13 @@ class HostRanks:
             (answer,) = self._ask(self._nodes[:1], "serve_store")
             if answer is None:
                 link = self._nodes[0].link
-                why = self._agents.starter.failed(0) or link.lost or "it does not answer"
-                raise StartError(f"the node {link.hello.host} does not serve the ranks' store: {why}")
+                why = self._agents.starter.failures().get(0) or link.lost or "it does not answer"
+                raise StartError(f"the node {link.host} does not serve the ranks' store: {why}")
             self._agents.master = answer
-        addresses = tuple(node.link.hello.address for node in self._nodes)
+        addresses = tuple(node.link.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
-            slow, master = node.link.hello.slow_dns, self._agents.master
-            place = Place(node.first, node.count, self.nprocs, number, addresses, master, slow, run_id)
+            place = Place(node.first, node.count, self.nprocs, number, addresses, self._agents.master, run_id=run_id)
             own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
             node.link.send(Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
@@ -125,7 +135,7 @@ class HostRanks:
         for node in self._nodes:
             if node.begun is None:
                 why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
-                raise StartError(f"no ranks could be started on {node.link.hello.host}: {why}")
+                raise StartError(f"no ranks could be started on {node.link.host}: {why}")
 
     # ------------------------------------------------------------ what is known
 
@@ -135,7 +145,9 @@ class HostRanks:
 
     @property
     def log_dir(self) -> str:
-        return ", ".join(f"{node.link.hello.host}:{node.begun.log_dir}" for node in self._nodes if node.begun)
+        places = [f"{node.link.host}:{node.begun.log_dir}" for node in self._nodes if node.begun]
+        more = len(places) - _NAMED
+        return ", ".join(places[:_NAMED]) + (f" and on {more} more nodes" if more > 0 else "")
 
     @property
     def logs_exist(self) -> bool:
@@ -163,15 +175,30 @@ class HostRanks:
 
     @property
     def failures(self) -> list[Failure]:
-        found = [self._failure(node, failure) for node in self._nodes for failure in node.status.failures]
-        return found + self._lost
+        return [failure for node in self._nodes for failure in node.status.failures] + self._lost
 
     def host(self, rank: int) -> str:
-        return self._node(rank).link.hello.host
+        return self._node(rank).link.host
 
     def log_path(self, rank: int) -> str:
         node = self._node(rank)
-        return f"{node.link.hello.host}:{node.begun.log_paths[rank - node.first]}" if node.begun else ""
+        return f"{node.link.host}:{node.begun.log_paths[rank - node.first]}" if node.begun else ""
+
+    def fetch_log(self, rank: int, end_only: bool = False) -> str:
+        node = self._node(rank)
+        start, size = (-LOG_PART if end_only else 0), LOG_PART
+        parts: list[bytes] = []
+        while size == LOG_PART and len(parts) < (1 if end_only else _MOST_PARTS):
+            (part,) = self._ask([node], "log_part", rank - node.first, start)
+            if part is None:
+                return self.log_path(rank)
+            parts.append(part)
+            size, start = len(part), start + len(part)
+        if self._copies is None:
+            self._copies = run_directories.new(None, 0)
+        copy = self._copies.log(rank)
+        copy.write_bytes(b"".join(parts))
+        return os.fspath(copy)
 
     def pids(self) -> list[int]:
         return [pid for node in self._nodes if node.begun for pid in node.begun.pids]
@@ -186,7 +213,7 @@ class HostRanks:
     def losses(self) -> list[str]:
         found = []
         for node, answer in zip(self._nodes, self._ask(self._nodes, "losses"), strict=True):
-            found += [f"On {node.link.hello.host}: {loss}" for loss in answer or ()]
+            found += [f"On {node.link.host}: {loss}" for loss in answer or ()]
         return found
 
     # ------------------------------------------------------------ commands
@@ -221,7 +248,8 @@ class HostRanks:
 
     def send(self, rank: int, command: Command) -> None:
         node = self._node(rank)
-        node.link.send(Call("send", (rank - node.first, command)))
+        with self._lock:
+            node.link.send(Call("send", (rank - node.first, command)))
 
     def regroup(self) -> bool:
         self._tell("regroup")
@@ -233,7 +261,8 @@ class HostRanks:
 
     def break_into(self, rank: int) -> None:
         node = self._node(rank)
-        node.link.send(Call("break_into", (rank - node.first,)))
+        with self._lock:
+            node.link.send(Call("break_into", (rank - node.first,)))
 
     def look(self, deep: bool) -> dict[int, Stack]:
         return self._merged(self._ask(self._nodes, "look", deep))
@@ -254,22 +283,37 @@ class HostRanks:
                 self._look_at = time.monotonic() + _LOOK_AFTER
                 self._agents.look_after()
             # An answer that was waited for may have come with events.
-            wait = 0.0 if self._events else timeout
-            for key, _ in self._selector.select(None if wait == math.inf else max(0.0, wait)):
-                key.data()
-        events, self._events = self._events, []
+            self._urgent = bool(self._events)
+            self._take(0.0 if self._urgent else timeout)
+            until = time.monotonic() + _GATHER
+            while self._events and not self._urgent and (left := until - time.monotonic()) > 0:
+                self._urgent = not self._take(left)
+        with self._lock:
+            events, self._events = self._events, []
         return events
+
+    def _take(self, timeout: float) -> bool:
+        """Receive for so long, or what is there; returns whether events have come."""
+        before = len(self._events)
+        ready = self._selector.select(None if timeout == math.inf else max(0.0, timeout))
+        with self._lock, uncollected():
+            for key, _ in ready:
+                key.data()
+        return len(self._events) > before
 
     def wake(self) -> None:
         self._waker.wake()
 
     def _received(self, link: Link, message: Any) -> None:
-        node = next(node for node in self._nodes if node.link is link)
+        node = self._nodes[link.node]
+        hurried = not isinstance(message, Reported) or message.status != node.status
+        self._urgent = self._urgent or hurried or not all(isinstance(event, UNHURRIED) for event in message.events)
         if message is None:
             self._lose(node)
         elif isinstance(message, Reported):
             node.status = message.status
-            self._events += [self._event(node, event) for event in message.events]
+            for event in message.events:
+                self._add(event)
         elif isinstance(message, Answer):
             self._answers[link.node, message.number] = message.value
         elif isinstance(message, Begun):
@@ -277,38 +321,25 @@ class HostRanks:
         elif isinstance(message, Refused):
             node.refused = message
         else:  # an event that came with large buffers
-            self._events.append(self._event(node, message))
+            self._add(message)
 
-    def _event(self, node: _Node, event: Any) -> Event:
-        """The node's event, with the run's numbers and the kernel's clock."""
-        moments = {name: getattr(event, name) + node.link.offset for name in _MOMENTS if getattr(event, name, 0.0)}
-        translated: Event = replace(event, rank=event.rank + node.first, **moments)
-        if isinstance(translated, Exited):
-            self._ended.add(translated.rank)
-        elif isinstance(translated, Returned):
-            self._returned[translated.rank] = translated
-        return translated
-
-    def _failure(self, node: _Node, failure: Failure) -> Failure:
-        return replace(
-            failure,
-            rank=failure.rank + node.first,
-            time=failure.time + node.link.offset,
-            node=self._nodes.index(node),
-            host=node.link.hello.host,
-            log_path=f"{node.link.hello.host}:{failure.log_path}",
-        )
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, Exited):
+            self._ended.add(event.rank)
+        elif isinstance(event, Returned):
+            self._returned[event.rank] = event
 
     def _lose(self, node: _Node) -> None:
         """The agent's connection has ended, and with it its ranks."""
-        now, host = time.monotonic(), node.link.hello.host
+        now, host = time.monotonic(), node.link.host
         for rank in node.ranks:
             if rank not in self._ended and not node.status.over:
                 self._events.append(Exited(rank, now, None))
                 self._ended.add(rank)
                 pid = node.begun.pids[rank - node.first] if node.begun else 0
                 what = f"its node {host} was lost ({node.link.lost})"
-                number = self._nodes.index(node)
+                number = node.link.node
                 self._lost.append(
                     Failure(rank, pid, now, -9, what, node=number, host=host, log_path=self.log_path(rank))
                 )
@@ -317,17 +348,19 @@ class HostRanks:
     # ------------------------------------------------------------ asking nodes
 
     def _node(self, rank: int) -> _Node:
-        return next(node for node in self._nodes if rank in node.ranks)
+        return self._nodes[bisect.bisect(self._nodes, rank, key=lambda node: node.first) - 1]
 
     def _tell(self, method: str, *arguments: Any) -> None:
-        for node in self._nodes:
-            node.link.send(Call(method, arguments))
+        with self._lock:
+            for node in self._nodes:
+                node.link.send(Call(method, arguments))
 
     def _ask(self, nodes: Sequence[_Node], method: str, *arguments: Any) -> list[Any]:
         """What the method returns on each of these nodes; None of one that does not answer."""
         number = next(_numbers)
-        for node in nodes:
-            node.link.send(Call(method, arguments, number))
+        with self._lock:
+            for node in nodes:
+                node.link.send(Call(method, arguments, number))
         keys = {(node.link.node, number): node for node in nodes}
         self._wait(lambda: all(key in self._answers or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
         return [self._answers.pop(key, None) for key in keys]
@@ -336,8 +369,7 @@ class HostRanks:
         """Receive until that is so; events are kept for the next poll."""
         end = time.monotonic() + seconds
         while not there() and time.monotonic() < end:
-            for key, _ in self._selector.select(_TICK):
-                key.data()
+            self._take(_TICK)
 
     def _merged(self, answers: Sequence[Mapping[int, Any] | None]) -> dict[int, Any]:
         return {
@@ -361,6 +393,8 @@ class HostRanks:
                 node.link.close("it did not end its ranks")
             node.status = replace(node.status, over=True, settled=True)
             node.link.unwatch()
+        if self._copies is not None:
+            run_directories.done(self._copies, keep=True)
         self._waker.close()
         inherited.unmark(self._selector.fileno())
         self._selector.close()

@@ -6,6 +6,7 @@ import os
 import pickle
 import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,18 +14,19 @@ from typing import Any
 
 from nbspawn._engine import inherited
 from nbspawn._protocol import connection, shared_memory
-from nbspawn._protocol.agents import Hello, Transfer, WithBuffers
+from nbspawn._protocol.agents import ClockAsked, ClockTold, Hello, Transfer, WithBuffers
 from nbspawn._protocol.wire import load_of_rank
 
 _CHUNK = 1 << 20
 
 
 class Link:
-    """``offset`` is what to add to this node's CLOCK_MONOTONIC to have the kernel's. ``deliver`` gets each message, and
-    None when the connection has ended, for the reason ``lost``."""
+    """``hello`` is the agent's first message, None until it has come. ``deliver`` gets each further one, and None when
+    the connection has ended, for the reason ``lost``."""
 
-    def __init__(self, node: int, hello: Hello, offset: float, control: socket.socket, bulk: socket.socket) -> None:
-        self.node, self.hello, self.offset = node, hello, offset
+    def __init__(self, node: int, control: socket.socket, bulk: socket.socket) -> None:
+        self.node = node
+        self.hello: Hello | None = None
         self.deliver: Callable[[Link, Any], None] = lambda link, message: None
         self.lost = ""
         self._control, self._bulk = control, bulk
@@ -38,6 +40,16 @@ class Link:
         for end in (control, bulk):
             end.setblocking(False)
             inherited.close_after_fork(end.fileno())
+
+    @property
+    def host(self) -> str:
+        """The node's name."""
+        return self.hello.host if self.hello is not None else f"node {self.node}"
+
+    @property
+    def address(self) -> str:
+        """At which other nodes reach it."""
+        return self.hello.address if self.hello is not None else ""
 
     @property
     def waits_for_bulk(self) -> bool:
@@ -114,6 +126,10 @@ class Link:
             self._waiting[message.transfer.number] = message
             if (fd := self._incoming.complete.pop(message.transfer.number, None)) is not None:
                 self._arrived(message.transfer.number, fd)
+        elif isinstance(message, ClockAsked):
+            self.send(ClockTold(message.time, time.monotonic()))
+        elif isinstance(message, Hello):
+            self.hello = message
         else:
             self.deliver(self, message)
 

@@ -107,6 +107,10 @@ class LocalRanks(ProcessContext):
         """The file that holds all that the rank has printed."""
         return os.fspath(self.files.log(rank))
 
+    def fetch_log(self, rank: int, end_only: bool = False) -> str:
+        """The same: it is on this machine."""
+        return self.log_path(rank)
+
     @property
     def failures(self) -> list[Failure]:
         """Of the ranks that failed by themselves, in the order in which that became known."""

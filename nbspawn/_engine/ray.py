@@ -94,18 +94,13 @@ class RayNodes:
         self._actors.append(actor)
         self._held.append(actor.hold.remote())
 
-    def failed(self, node: int) -> str:
+    def failures(self) -> dict[int, str]:
         import ray
 
         if not ray.is_initialized():
-            return "the connection to the Ray cluster was closed"
-        done, _ = ray.wait([self._held[node]], timeout=0)
-        if not done:
-            return ""
-        try:
-            return f"its agent has ended: {ray.get(done[0])}".strip()
-        except Exception as error:  # whatever Ray raises for a dead actor or node
-            return str(error).strip().splitlines()[0]
+            return dict.fromkeys(range(self.nodes), "the connection to the Ray cluster was closed")
+        done, _ = ray.wait(self._held, num_returns=len(self._held), timeout=0)
+        return {self._held.index(one): _why(one) for one in done}
 
     def close(self) -> None:
         import ray
@@ -153,6 +148,16 @@ def connect(where: str) -> None:
         raise StartError(
             f"no Ray cluster can be used: {first} Start one (ray start --head), or name it: --on ray:HOST:PORT"
         ) from None
+
+
+def _why(ended: Any) -> str:
+    """Why a holder holds its node no more."""
+    import ray
+
+    try:
+        return f"its agent has ended: {ray.get(ended)}".strip()
+    except Exception as error:  # whatever Ray raises for a dead actor or node
+        return str(error).strip().splitlines()[0]
 
 
 def _resources() -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 from nbspawn._notebook.pump import CommPump
+from nbspawn._protocol.messages import Event, Printed
 from nbspawn._render.lines import LineBuffer, strip_ansi
 from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
@@ -22,6 +23,8 @@ DELAY = 1.0  # seconds: a shorter run needs no controls
 _ANSWER = 3.0  # seconds within which a front end that shows widgets reports a view
 _REFRESH = 0.5  # seconds between two reads of the chosen rank's log
 _TAIL = 16_000  # bytes of the log that are shown
+_LINES = 20_000  # of all ranks of other machines together that are kept for the pane
+_LONGEST = 500  # characters of each
 _ALL = -1
 _DEBUG = "Stop at the next line of Python, at a debugger's prompt"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -43,6 +46,8 @@ class Controls:
         self._publish = publish
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._panel: _Panel | None = None
+        self._printed: dict[int, deque[str]] = {}
+        """Of ranks on other machines, whose logs cannot be read here: their last lines."""
         self._shown_at = 0.0
         self._given_up = self._pump is not None and not self._pump.works
 
@@ -53,8 +58,10 @@ class Controls:
             # on showing what was there when the display is emptied, and a short run should take no space.
             self._draw({"text/html": "<div></div>"}, update=False)
 
-    def show(self, run: Run) -> None:
+    def show(self, run: Run, events: Sequence[Event]) -> None:
         """Show the controls once ``DELAY`` has passed, and handle clicks; called some times a second."""
+        if run.logs and not self._given_up:
+            self._keep_lines(len(run.ranks), events)
         now = time.monotonic()
         if self._given_up or now - run.started < DELAY:
             return
@@ -65,9 +72,18 @@ class Controls:
         if self._pump is not None:
             self._pump()
         if self._panel.answered:
-            self._panel.refresh(run, now)
+            self._panel.refresh(run, now, self._output)
         elif now - self._shown_at > _ANSWER:
             self.close()
+
+    def _keep_lines(self, nprocs: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Printed):
+                lines = self._printed.setdefault(event.rank, deque(maxlen=max(10, _LINES // nprocs)))
+                lines.extend(line[:_LONGEST] for line in event.lines)
+
+    def _output(self, run: Run, rank: int) -> str:
+        return "\n".join(self._printed.get(rank, ())) if run.logs else _tail(log_path(run, rank))
 
     def set_disabled(self, disabled: bool) -> None:
         """Grey out the buttons while the user is asked something: the kernel then handles no clicks."""
@@ -154,7 +170,7 @@ class _Panel:
         for button in self._buttons:
             button.disabled = disabled
 
-    def refresh(self, run: Run, now: float) -> None:
+    def refresh(self, run: Run, now: float, output: Callable[[Run, int], str]) -> None:
         """Show the chosen rank's newest output."""
         if now - self._refreshed_at < _REFRESH:
             return
@@ -163,7 +179,7 @@ class _Panel:
         self._pane.layout.display = "none" if rank == _ALL else ""
         if rank != _ALL:
             path = log_path(run, rank)
-            shown = f'<pre style="{_PANE}">{escape(_tail(path)) or "nothing yet"}</pre>{escape(path)}'
+            shown = f'<pre style="{_PANE}">{escape(output(run, rank)) or "nothing yet"}</pre>{escape(path)}'
             if shown != self._pane.value:
                 self._pane.value = shown
 

@@ -114,7 +114,7 @@ class NotebookView:
         self._displays.flush(if_due=True)
         self._table.redraw(run, if_due=True)
         if self._controls is not None:
-            self._controls.show(run)
+            self._controls.show(run, events)
         if self._text is not None:
             self._text.refresh(if_due=True)
 

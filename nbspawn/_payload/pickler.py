@@ -19,7 +19,6 @@ This is cloudpickle with these differences:
 from __future__ import annotations
 
 import ctypes
-import gc
 import hashlib
 import io
 import os
@@ -33,6 +32,7 @@ from typing import Any
 
 from nbspawn._payload import accelerate_state, classes, cloudpickle_adapter
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
+from nbspawn._protocol.garbage import uncollected
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
 
@@ -252,13 +252,10 @@ def loads(
     before = dict(_current.__dict__)
     _current.spawn_arguments = spawn_arguments
     _current.namespace = {"__name__": "__main__"} if namespace is None else namespace
-    collecting = gc.isenabled()
-    gc.disable()  # it would look through a million new objects again and again: three quarters of the time
     try:
-        return pickle.loads(stream, buffers=buffers)
+        with uncollected():
+            return pickle.loads(stream, buffers=buffers)
     finally:
-        if collecting:
-            gc.enable()
         _current.__dict__.clear()
         _current.__dict__.update(before)
 

@@ -1,8 +1,9 @@
 """The messages between the kernel and the agents: the process on each node of a run over several machines.
 
-An agent runs the ranks of its node by the local engine, and numbers them from 0: the kernel translates. Two TCP
-connections lead from each agent to the kernel (connection.py). Over *control* goes one pickled message of this file a
-frame. Over *bulk* go the bytes of large buffers, in transfers that control announces: neither waits for the other.
+An agent runs the ranks of its node by the local engine, which numbers them from 0; what it reports has the run's
+numbers, and moments on the kernel's clock (_agent/translation.py). Two TCP connections lead from each agent to the
+kernel (connection.py). Over *control* goes one pickled message of this file a frame. Over *bulk* go the bytes of large
+buffers, in transfers that control announces: neither waits for the other.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Begin:
 
 @dataclass(frozen=True)
 class RunNext:
-    """Have kept ranks run a further command, a rank of this node each; the payload of all is the ``transfer``, if there
-    is one."""
+    """Have kept ranks of this node run a further command each; the payload of all is the ``transfer``, if there is
+    one."""
 
     commands: Mapping[int, RunCell | RunFunction]
     transfer: Transfer | None
@@ -51,13 +52,24 @@ class RunNext:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a method of the local engine, one of CALLS; the answer has the same ``number``, if that is not 0."""
+    """Call a method of the local engine, or of the agent, one of CALLS; the answer has the same ``number``, if that is
+    not 0."""
 
     method: str
     arguments: tuple[Any, ...] = ()
     number: int = 0
 
 
+@dataclass(frozen=True)
+class ClockTold:
+    """The answer to a ``ClockAsked`` of that time: the kernel's CLOCK_MONOTONIC."""
+
+    asked: float
+    kernel: float
+
+
+LOG_PART = 1 << 20
+"""Bytes of a log in one answer."""
 CALLS = frozenset(
     {
         "send",
@@ -65,6 +77,7 @@ CALLS = frozenset(
         "break_into",
         "dismiss",
         "dispose",
+        "log_part",
         "serve_store",
         "look",
         "stood",
@@ -85,7 +98,13 @@ class Hello:
     host: str
     address: str
     versions: Mapping[str, str]
-    slow_dns: bool
+
+
+@dataclass(frozen=True)
+class ClockAsked:
+    """What time is it? ``time`` is the agent's own CLOCK_MONOTONIC."""
+
+    time: float
 
 
 @dataclass(frozen=True)

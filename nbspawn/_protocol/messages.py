@@ -314,4 +314,6 @@ Event = (
     | Stopping
     | Exited
 )
+UNHURRIED = (Printed, Measured, Sampled, Imported)
+"""Events that may wait for a moment, to be handled together with others."""
 Command = RunFunction | RunCell | InputReply | Regroup | Close

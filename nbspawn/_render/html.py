@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from html import escape
 
-from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, Row, clip, heading, numbers, ports, rows
+from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, NODE_WIDTH, Row, clip, heading, numbers, ports, rows
 from nbspawn._state.run import Run, State
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import stall
@@ -49,6 +49,7 @@ _CELL = "padding:0 14px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
 _WARNING = "color:var(--jp-warn-color0,#c60)"
 _MARK = "display:inline-block;width:1.2em"
+_CLIPPED = "overflow:hidden;text-overflow:ellipsis"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
 
@@ -71,6 +72,7 @@ def table(snapshot: Snapshot) -> str:
     run = snapshot.run
     drawn = rows(snapshot)
     live = not run.over
+    nodes = any(row.node for row in drawn)
     columns = numbers(run, drawn)
     why = escape(stall(snapshot))
     return "".join(
@@ -79,12 +81,16 @@ def table(snapshot: Snapshot) -> str:
             _heading(snapshot),
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
+            _cell("th", "node", "left", f"{_HEAD};width:{NODE_WIDTH}ch") if nodes else "",
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
             _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
             *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}") for name in columns),
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
-            *(_row(row, live, [column[index] for column in columns.values()]) for index, row in enumerate(drawn)),
+            *(
+                _row(row, live, nodes, [column[index] for column in columns.values()])
+                for index, row in enumerate(drawn)
+            ),
             "</tbody></table>",
             # The line is there from the start: the output below must not jump when there is a sentence.
             f'<div style="min-height:20px">{why and f"<b>{why}</b>"}</div>' if live else "",
@@ -101,7 +107,7 @@ def _line_width(run: Run) -> str:
     return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ""
 
 
-def _row(row: Row, live: bool, measured: list[str]) -> str:
+def _row(row: Row, live: bool, nodes: bool, measured: list[str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
     whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
     state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
@@ -110,6 +116,7 @@ def _row(row: Row, live: bool, measured: list[str]) -> str:
         (host if row.host else "")
         + f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
         + _cell("td", row.label, "right")
+        + (_cell("td", escape(clip(row.node, NODE_WIDTH)), "left", _CLIPPED, row.node) if nodes else "")
         + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
         + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
         + "".join(_cell("td", number, "right") for number in measured)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from nbspawn._protocol.messages import Printed
-from nbspawn._state.wording import ranges
+from nbspawn._state.wording import few_ranges
 
 # Characters of one line that are shown, and that are kept of a line for the end.
 _SHOWN = 10_000
@@ -24,7 +24,9 @@ _LAST = 10
 _LAST_FAILED = 40
 # Bytes beyond the budget, shared by the ranks, for what is shown at the end.
 _END_BUDGET = 36_000
-# More rank numbers than this in one mark are unreadable.
+# Of how many ranks lines are shown at the end; those that failed come first.
+_END_RANKS = 32
+# Columns of one mark: more rank numbers are unreadable.
 _MARK_LIMIT = 24
 
 _PARTIAL_ESCAPE = re.compile(r"\x1b[^A-Za-z]*\Z")
@@ -44,6 +46,7 @@ class MergedStream:
         self._blocks = False
         self._width = len(f"[0-{nprocs - 1}]" if nprocs > 1 else "[0]")
         self._cut: dict[int, _Cut] = {}
+        self._same: dict[Hashable, list[int]] = {}
 
     @property
     def over_budget(self) -> bool:
@@ -68,6 +71,7 @@ class MergedStream:
         lines: dict[int, list[str]] = {}
         for event in sorted(batch, key=lambda event: event.rank):
             lines.setdefault(event.rank, []).extend(event.lines)
+        self._same = self._positions(lines)
         shown = dict.fromkeys(lines, 0)  # how many lines of each rank are done with
         text: list[str] = []
         for rank in lines if only is None else {only} & lines.keys():
@@ -81,7 +85,8 @@ class MergedStream:
 
     def finish(self, failed: Collection[int]) -> str:
         """What to print when all is over: the last lines of every rank whose lines did not fit any more."""
-        weights = {rank: 4 if rank in failed else 1 for rank in sorted(self._cut)}
+        first = sorted(self._cut, key=lambda rank: (rank not in failed, rank))[:_END_RANKS]
+        weights = {rank: 4 if rank in failed else 1 for rank in sorted(first)}
         text: list[str] = []
         for rank, weight in weights.items():
             cut = self._cut[rank]
@@ -90,6 +95,9 @@ class MergedStream:
             count = "1 line" if cut.lines == 1 else f"{cut.lines:,} lines"
             text.append(f"{self._mark([rank])}… {count} ({_size(cut.bytes)}) left out, the last {len(last)}:\n")
             text += [self._line([rank], line) for line in last]
+        if others := self._cut.keys() - weights.keys():
+            left_out = sum(self._cut[rank].lines for rank in others)
+            text.append(f"{self._mark(sorted(others))}… {left_out:,} lines left out, which only the logs have\n")
         self._cut.clear()
         return "".join(text)
 
@@ -98,18 +106,21 @@ class MergedStream:
         while shown[rank] < end and not self._over:
             here = shown[rank]
             line = lines[rank][here]
-            same = (
-                other
-                for other in lines
-                if shown[other] <= here < len(lines[other])
-                and (lines[other] == lines[rank] if self._blocks else lines[other][here] == line)
-            )
-            group = [rank, *(other for other in same if other != rank)]
-            while len(ranges(group)) > _MARK_LIMIT:
-                group.pop()
+            group = [other for other in self._same[self._position(lines[rank], here)] if shown[other] <= here]
             for other in group:
                 self._show(other, here, lines, shown, text)
             self._spend(group, line, shown, text)
+
+    def _positions(self, lines: Mapping[int, list[str]]) -> dict[Hashable, list[int]]:
+        """The ranks that have the same line at the same position."""
+        same: dict[Hashable, list[int]] = {}
+        for rank, own in lines.items():
+            for here in range(len(own)):
+                same.setdefault(self._position(own, here), []).append(rank)
+        return same
+
+    def _position(self, own: list[str], here: int) -> Hashable:
+        return here, tuple(own) if self._blocks else own[here]
 
     def _spend(self, group: list[int], line: str, shown: dict[int, int], text: list[str]) -> None:
         if self._over:
@@ -134,7 +145,7 @@ class MergedStream:
         return f"{self._mark(ranks)}{line}".rstrip(" ") + "\n"
 
     def _mark(self, ranks: list[int]) -> str:
-        return f"[{ranges(ranks)}]".ljust(self._width) + " "
+        return f"[{few_ranges(ranks, _MARK_LIMIT)}]".ljust(self._width) + " "
 
 
 class _Cut:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nbspawn._render.lines import strip_ansi
 from nbspawn._state.run import FINAL, RankStatus, Run, State
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import silent, stall
-from nbspawn._state.wording import name_ranks, ranges
+from nbspawn._state.wording import few_ranges, name_ranks
 
 # More ranks than this share rows; and no table has more rows.
 MAX_ROWS = 16
@@ -43,6 +44,7 @@ _COLOURS: dict[State, str] = {
     "running": "\x1b[34m",
     "done": "\x1b[32m",
 }
+NODE_WIDTH = 16
 # Characters of a line's start beyond which a call would be cut off in a narrow window.
 _CALL_WITHIN = 16
 
@@ -65,6 +67,8 @@ class Row:
     """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'silent 9.0 s' (no sign of life)."""
     host: str = ""
     """The name of the machine that this row and those below are on; '' if that is the one of the row above."""
+    node: str = ""
+    """Of a row with several ranks on several machines: the name of their machine, or '12 nodes'."""
 
     @property
     def cpu(self) -> str:
@@ -84,13 +88,8 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Their numbers: '0-3', '8,10,12', or the first ones and how many they are: '8,10,… (24)'."""
-        label = ranges(rank.rank for rank in self.ranks)
-        if len(label) <= LABEL_WIDTH:
-            return label
-        many = f",… ({len(self.ranks)})"
-        whole = label.rfind(",", 0, LABEL_WIDTH - len(many) + 1)
-        return (label[:whole] if whole > 0 else str(self.ranks[0].rank)) + many
+        """Their numbers: '0-3', '8,10,… (24)'."""
+        return few_ranges((rank.rank for rank in self.ranks), LABEL_WIDTH)
 
 
 def rows(snapshot: Snapshot) -> list[Row]:
@@ -116,7 +115,12 @@ def rows(snapshot: Snapshot) -> list[Row]:
         for _, ranks in groups[room:]:
             rest.setdefault(ranks[0].state, []).extend(ranks)
         groups = groups[:room] + [(f"({len(ranks)} more)", ranks) for ranks in rest.values()]
-    return [_row(snapshot, ranks, text) for text, ranks in groups]
+    return [replace(_row(snapshot, ranks, text), node=_node(run, ranks)) for text, ranks in groups]
+
+
+def _node(run: Run, ranks: Sequence[RankStatus]) -> str:
+    hosts = {run.hosts[rank.rank] for rank in ranks} if run.hosts else {""}
+    return f"{len(hosts)} nodes" if len(hosts) > 1 else hosts.pop()
 
 
 def _first_of_each(run: Run) -> list[str]:
@@ -152,6 +156,7 @@ def table(snapshot: Snapshot, width: int = 100, color: bool = False) -> str:
     drawn = rows(snapshot)
     columns = {
         "rank": [row.label for row in drawn],
+        **({"node": [clip(row.node, NODE_WIDTH) for row in drawn]} if any(row.node for row in drawn) else {}),
         "state": [f"{MARKS[row.state]} {row.state_text}" for row in drawn],
         **numbers(run, drawn),
     }
@@ -162,16 +167,16 @@ def table(snapshot: Snapshot, width: int = 100, color: bool = False) -> str:
         widths["at"] = min(wanted, max(room // 2, room - 2 - max(len(row.text) for row in drawn), 10))
         columns["at"] = [clip(row.at, widths["at"]) for row in drawn]
         room -= widths["at"] + 2
-    order = [name for name in ("rank", "state", "time", "at", "cpu", "memory", "device") if name in columns]
+    order = [name for name in ("rank", "node", "state", "time", "at", "cpu", "memory", "device") if name in columns]
     for index in range(-1, len(drawn)):
         parts = []
         for name in order:
             content = name if index < 0 else columns[name][index]
             blank = " " * (widths[name] - sum(map(_columns, content)))
-            parts.append(content + blank if name in ("state", "at") else blank + content)
+            parts.append(content + blank if name in ("node", "state", "at") else blank + content)
         if color:
-            paint = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, "")
-            parts[1] = f"{paint}{parts[1]}\x1b[0m" if paint else parts[1]
+            paint, state = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, ""), order.index("state")
+            parts[state] = f"{paint}{parts[state]}\x1b[0m" if paint else parts[state]
         parts.append(clip("last line, result or error" if index < 0 else drawn[index].text, max(room, 1)))
         if index >= 0 and drawn[index].host:
             lines.append(clip(drawn[index].host, width))

@@ -105,8 +105,8 @@ class Pool:
         return [(reading.memory, reading.device_memory if reading.time else -1) for reading in usage]
 
     def log_path(self, rank: int) -> str:
-        """The log with the rank's whole output."""
-        return self._started().engine.log_path(rank)
+        """The log with the rank's whole output, or a copy of it if that is on another machine."""
+        return self._started().engine.fetch_log(rank)
 
     def _started(self) -> StartedRanks:
         if self._ranks is None:
@@ -230,7 +230,8 @@ class Pool:
             run = run.of_kept(selected if current.used else None)
         notes += made_for_one.notes(job.variables)
         hosts = tuple(filter(None, map(engine.host, range(self.nprocs))))
-        run = replace(run, banner=options.banner, packed=current.packed, notes=notes, hosts=hosts)
+        logs = tuple(map(engine.log_path, range(self.nprocs))) if hosts else ()
+        run = replace(run, banner=options.banner, packed=current.packed, notes=notes, hosts=hosts, logs=logs)
         current.used = True
         supervisor = Supervisor(options, engine, interrupts)
         with ExitStack() as undo:

@@ -140,7 +140,7 @@ def _start_on_nodes(
         except KeyboardInterrupt:
             raise interrupted((), "nothing was started: the nodes were not ready yet") from None
     known = [set(job.sources) for _ in range(int(options.nprocs))]
-    hosts = [link.hello.host for link in agents.links]
+    hosts = [link.host for link in agents.links]
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
     how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
     return StartedRanks(engine, how, (), since, since, known, options.keep)

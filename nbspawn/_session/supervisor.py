@@ -21,10 +21,11 @@ from nbspawn._session.standstill import Standstill
 from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall
-from nbspawn.errors import RunTimeoutError, interrupted, rank_error
+from nbspawn.errors import RunTimeoutError, interrupted, rank_error, root_cause_first
 
 _log = logging.getLogger(__name__)
 
+_FETCHED = 4  # logs of ranks on other machines, of those that failed first
 _TICK = 0.5  # seconds: how late a click can be noticed
 
 
@@ -221,5 +222,8 @@ class Supervisor:
             head = f"the timeout of {self._options.timeout:g} s is over."
             raise RunTimeoutError("\n".join([head, *self._stacks_at_end, logs]))
         if engine.failures:
-            raise rank_error(engine.failures, len(run.ranks), [*engine.stacks("stopped"), logs])
+            failures = root_cause_first(engine.failures)
+            fetched = [replace(one, log_path=engine.fetch_log(one.rank, end_only=True)) for one in failures[:_FETCHED]]
+            found = [*fetched, *failures[_FETCHED:]]
+            raise rank_error(found, len(run.ranks), [*engine.stacks("stopped"), logs])
         return engine.results()

@@ -69,7 +69,7 @@ class View(Protocol):
 
 def log_path(run: Run, rank: int) -> str:
     """The log with the rank's whole output."""
-    return os.path.join(run.log_dir, f"rank-{rank}.log")
+    return run.logs[rank] if run.logs else os.path.join(run.log_dir, f"rank-{rank}.log")
 
 
 def source(frame: Frame) -> str:

@@ -110,7 +110,8 @@ class Run:
     ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
     calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
     been there before it (not ``newly_started``). ``banner`` is to stand above all. ``packed`` is when all was
-    there that the ranks need to start. ``hosts`` are the names of the ranks' machines, if there are several."""
+    there that the ranks need to start. ``hosts`` are the names of the ranks' machines, and ``logs`` their logs, if
+    there are several."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -127,6 +128,7 @@ class Run:
     banner: str = ""
     packed: float = 0.0
     hosts: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
 
     @staticmethod
     def new(

@@ -44,6 +44,17 @@ def ranges(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
+def few_ranges(ranks: Iterable[int], width: int) -> str:
+    """The same in at most ``width`` columns, if necessary the first ones and how many they are: '8,10,… (24)'."""
+    ranks = sorted(ranks)
+    whole = ranges(ranks)
+    if len(whole) <= width:
+        return whole
+    many = f",… ({len(ranks)})"
+    fits = whole.rfind(",", 0, width - len(many) + 1)
+    return (whole[:fits] if fits > 0 else str(ranks[0])) + many
+
+
 def is_echo(*texts: str) -> bool:
     """Is this error only the echo of a peer's end? Collectives raise such errors when their other side has gone."""
     return any(sign in text for text in texts for sign in _ECHOES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from nbspawn._engine.jobs import CellJob, FunctionJob
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol import connection
 from nbspawn._protocol.messages import RunCell
+from nbspawn._session.background import BackgroundRun
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.views import StreamView
@@ -126,6 +129,7 @@ def test_large_arguments_and_results(nodes: Processes) -> None:
 def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> None:
     def fail(rank: int) -> None:
         if rank == 2:
+            print("last words")
             raise KeyError("hieght")
         threading.Event().wait()
 
@@ -133,8 +137,8 @@ def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> 
         call(nodes, fail)
     assert str(caught.value).startswith(f"rank 2 of 4 ({socket.gethostname()}): KeyError: 'hieght'")
     assert (caught.value.rank, caught.value.node, caught.value.host) == (2, 1, socket.gethostname())
-    host, _, path = caught.value.log_path.partition(":")
-    assert host == socket.gethostname() and Path(path).exists()
+    assert Path(caught.value.log_path).read_text() == "last words\n", "a copy, on this machine"
+    assert re.search(rf"Full logs: {socket.gethostname()}:/\S+, {socket.gethostname()}:/\S+$", str(caught.value), re.M)
 
 
 def test_a_session_keeps_variables_over_nodes(nodes: Processes) -> None:
@@ -156,6 +160,60 @@ def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(no
             kept.execute("if rank == 1: raise ValueError('the real one')\ndist.barrier()")
         assert kept.execute("dist.barrier()\nkept") == [0, 1, 2, 3]
         assert kept.pool.regrouped
+
+
+def test_logs_are_copied_from_their_nodes(nodes: Processes) -> None:
+    with Kept(nodes) as kept:
+        kept.execute("for line in range(200_000): print('line', line, 'of', rank)")
+        for rank in (0, 3):
+            lines = Path(kept.pool.log_path(rank)).read_text().splitlines()
+            assert lines == [f"line {line} of {rank}" for line in range(200_000)]
+        os.unlink(kept.engine.log_path(3).partition(":")[2])
+        assert kept.pool.log_path(3) == kept.engine.log_path(3), "it is lost, and nothing else is said of it"
+
+
+def test_nodes_are_asked_while_a_run_in_the_background_is_watched(nodes: Processes) -> None:
+    with Kept(nodes) as kept:
+        kept.execute("import time")
+        job = CellJob(RunCell("for _ in range(10_000): print(rank)\ntime.sleep(600)", "<sleeps>"), {})
+        background = kept.pool.perform(job, None, None, in_background=True)
+        assert isinstance(background, BackgroundRun)
+        assert until(lambda: all(rank.spot("<sleeps>") for rank in background.run.ranks))
+        for _ in range(20):
+            found = kept.pool.look()
+            assert found is not None and set(found[0]) == {0, 1, 2, 3}
+            assert len(kept.pool.memory()) == 4
+        background.cancel()
+        assert isinstance(background.exception(30), KeyboardInterrupt)
+
+
+def test_the_first_failure_is_found_on_nodes_whose_clocks_differ(workplace: str, tmp_path: Path) -> None:
+    """Machines count from their own boot."""
+    shifted = ["unshare", "--time", "--monotonic", "-5000" if time.monotonic() > 6000 else "5000", sys.executable]
+    if subprocess.run([*shifted, "-c", ""], capture_output=True).returncode:
+        pytest.skip("only root may have a clock of its own")
+    starter = Processes(2, commands={1: shifted})
+
+    def fail(rank: int, first: int) -> None:
+        if rank == first:
+            (tmp_path / f"{first}").touch()
+            raise KeyError("the cause")
+        while not (tmp_path / f"{first}").exists():
+            time.sleep(0.001)
+        if rank == 2 - first:
+            time.sleep(0.05)
+            raise ValueError("a consequence")
+        threading.Event().wait()
+
+    try:
+        for first in (0, 2):
+            with pytest.raises(nbspawn.RankRaisedError, match=f"rank {first} of 4 .*the cause") as caught:
+                call(starter, fail, first)
+            (other,) = (one for one in caught.value.others if "a consequence" in one.what)
+            assert other.rank == 2 - first and other.time < time.monotonic()
+            assert "at the same time" not in str(caught.value)
+    finally:
+        agents.release()
 
 
 def test_stop_over_nodes(nodes: Processes) -> None:
@@ -263,7 +321,7 @@ def test_an_agent_that_does_not_start_is_an_error() -> None:
     with pytest.raises(
         nbspawn.StartError, match="no agent could be started on node 0: its process ended with exit code 1"
     ):
-        agents.connected(Processes(2, "/bin/false"))
+        agents.connected(Processes(2, ["/bin/false"]))
 
 
 @clean

@@ -102,6 +102,9 @@ class FakeEngine:
     def log_path(self, rank: int) -> str:
         return f"{self.log_dir}/rank-{rank}.log"
 
+    def fetch_log(self, rank: int, end_only: bool = False) -> str:
+        return self.log_path(rank)
+
     def pids(self) -> list[int]:
         return [100 + rank for rank in range(self.nprocs)]
 

@@ -7,26 +7,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 
 class Processes:
-    """``nodes`` of them, at the loopback interface. ``python`` is the interpreter of each, by default this one."""
+    """``nodes`` of them, at the loopback interface. ``command`` runs a Python program, by default in this interpreter;
+    ``commands`` are those of single nodes."""
 
     address = "127.0.0.1"
 
-    def __init__(self, nodes: int, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        command: Sequence[str] = (sys.executable,),
+        commands: Mapping[int, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self.nodes = nodes
         self.agents: dict[int, subprocess.Popen[str]] = {}
         self.folders: dict[int, str] = {}
-        self._python = python
+        self._commands = dict.fromkeys(range(nodes), command) | dict(commands)
 
     def prepare(self, give_up: Callable[[], object]) -> None:
         """They are here."""
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
-        command = [self._python, "-m", "nbspawn._agent", *arguments]
+        command = [*self._commands[node], "-m", "nbspawn._agent", *arguments]
         # As if the nodes shared a file system, except for their temp directories.
         self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
         paths = os.pathsep.join(filter(None, sys.path))
@@ -37,9 +44,9 @@ class Processes:
         with suppress(BrokenPipeError):  # it has ended
             print(token, file=stdin, flush=True)
 
-    def failed(self, node: int) -> str:
-        code = self.agents[node].poll()
-        return "" if code is None else f"its process ended with exit code {code}"
+    def failures(self) -> dict[int, str]:
+        codes = {node: agent.poll() for node, agent in self.agents.items()}
+        return {node: f"its process ended with exit code {code}" for node, code in codes.items() if code is not None}
 
     def close(self) -> None:
         for agent in self.agents.values():

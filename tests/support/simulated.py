@@ -1,15 +1,14 @@
 """Many nodes without ranks: one process plays all of their agents, which say what real ones have said.
 
 A run on two real agents is recorded (``record``): what the agent of node 0 reported, and that of node 1. ``Simulation``
-then replays the first as its node 0 and the second as every other, with the time between the messages as it was. Where they
-printed ``MARK``, each prints its number. To the kernel they are agents like any other.
+then replays the first as its node 0 and the second as every other, with the time between the messages as it was. Where
+they printed ``MARK``, each prints its number. To the kernel they are agents like any other.
 
     python simulated.py HOST PORT NODES RECORDING      with the token on the standard input: the agents' process
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import os
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from nbspawn._protocol.agents import Answer, Begin, Begun, Call, Hello, Reported
 
 MARK = "node-0000"
 
-_MOMENTS = ("time", "since", "ready")
+_MOMENTS = ("time", "since", "ready")  # fields of events
 
 
 class Recording:
-    """``begun`` and ``reports`` of the two agents; the latter with the seconds since the first message of a run, at
-    which each came, and moments of the events since then."""
+    """``begun`` and ``reports`` of the two agents; the latter with the seconds since the first ranks were there, at
+    which each came, the moments of the events since then too, and ranks numbered from 0 on each node."""
 
     def __init__(self) -> None:
         self.begun: dict[int, Begun] = {}
@@ -46,26 +46,22 @@ class Recording:
             self._since = self._since or time.monotonic()
             self.begun[node] = message
         elif isinstance(message, Reported):
-            self.reports[node].append((time.monotonic() - self._since, _moved(message, -self._since)))
+            moved = _moved(message, -self._since, -node * self.ranks)
+            self.reports[node].append((time.monotonic() - self._since, moved))
 
     @property
-    def seconds(self) -> float:
-        """How long the run took."""
-        return max(at for reports in self.reports.values() for at, _ in reports)
-
-    @property
-    def events(self) -> int:
-        """How many events came from the second node."""
-        return sum(len(report.events) for _, report in self.reports[1])
+    def ranks(self) -> int:
+        """How many a node has."""
+        return len(next(iter(self.begun.values())).pids)
 
 
-def _moved(report: Reported, seconds: float) -> Reported:
-    """With all of its moments that much later."""
+def _moved(report: Reported, seconds: float, ranks: int) -> Reported:
+    """With all of its moments that much later, and other numbers of ranks."""
     events = []
     for event in report.events:
         moments = {name: getattr(event, name) + seconds for name in _MOMENTS if getattr(event, name, 0.0)}
-        events.append(dataclasses.replace(event, **moments))
-    return dataclasses.replace(report, events=tuple(events))
+        events.append(replace(event, rank=event.rank + ranks, **moments))
+    return replace(report, events=tuple(events))
 
 
 class Simulation:
@@ -73,7 +69,7 @@ class Simulation:
 
     address = "127.0.0.1"
 
-    def __init__(self, nodes: int, recording: Path) -> None:
+    def __init__(self, nodes: int, recording: str | Path) -> None:
         self.nodes = nodes
         self.pid = 0
         self._recording = recording
@@ -93,9 +89,9 @@ class Simulation:
         assert self._process.stdin is not None
         print(token, file=self._process.stdin, flush=True)
 
-    def failed(self, node: int) -> str:
+    def failures(self) -> dict[int, str]:
         code = self._process.poll() if self._process is not None else None
-        return "" if code is None else f"the simulation has ended with exit code {code}"
+        return {} if code is None else dict.fromkeys(range(self.nodes), f"the simulation has ended with code {code}")
 
     def close(self) -> None:
         if self._process is not None:
@@ -114,7 +110,6 @@ class _Player:
         self._due: list[tuple[float, int, int, int]] = []  # when, node, number of the run, index of the report
         self._runs = itertools.count(1)
         self._run = [0] * nodes
-        self._frames: dict[tuple[int, int], bytes] = {}
         self._began = 0.0
         self._controls = []
         self._bulks = []
@@ -122,11 +117,9 @@ class _Player:
             control = connection.connect(address, token, connection.CONTROL, node)
             self._bulks.append(connection.connect(address, token, connection.BULK, node))
             self._controls.append(control)
-            hello = Hello(f"host{node}", f"10.0.{node // 250}.{node % 250 + 1}", versions(), False)
+            hello = Hello(f"host{node}", f"10.0.{node // 250}.{node % 250 + 1}", versions())
             control.sendall(connection.frame(hello))
         for node, control in enumerate(self._controls):
-            while connection.receive(control) is not None:
-                control.sendall(connection.frame(time.monotonic()))
             self._selector.register(control, selectors.EVENT_READ, node)
             self._selector.register(self._bulks[node], selectors.EVENT_READ, None)
 
@@ -143,7 +136,8 @@ class _Player:
             while self._due and self._due[0][0] <= time.monotonic():
                 _, node, run, index = heapq.heappop(self._due)
                 if run == self._run[node]:
-                    frame = self._frame(min(node, 1), index)
+                    report = self._recording.reports[min(node, 1)][index][1]
+                    frame = connection.frame(_moved(report, self._began, node * self._recording.ranks))
                     self._controls[node].sendall(frame.replace(MARK.encode(), f"{MARK[:-4]}{node:04}".encode()))
 
     def _answer(self, node: int, message: Any) -> None:
@@ -151,7 +145,6 @@ class _Player:
         if isinstance(message, Begin):
             if node == 0:
                 self._began = time.monotonic()
-                self._frames.clear()
             self._run[node] = next(self._runs)
             self._controls[node].sendall(connection.frame(self._recording.begun[kind]))
             for index, (at, _) in enumerate(self._recording.reports[kind]):
@@ -164,13 +157,6 @@ class _Player:
             value = {"serve_store": ("127.0.0.1", 1), "dispose": True}.get(message.method)
             if message.number:
                 self._controls[node].sendall(connection.frame(Answer(message.number, value)))
-
-    def _frame(self, kind: int, index: int) -> bytes:
-        """Made once for all nodes."""
-        if (kind, index) not in self._frames:
-            report = _moved(self._recording.reports[kind][index][1], self._began)
-            self._frames[kind, index] = connection.frame(report)
-        return self._frames[kind, index]
 
 
 if __name__ == "__main__":

@@ -86,8 +86,7 @@ def ranks_of(line: str) -> set[int]:
 
 def test_marks_stay_short() -> None:
     lines = feed(stream(64), *((rank, "x") for rank in range(0, 64, 2)))
-    assert [line.split()[0] for line in lines[:2]] == ["[0,2,4,6,8,10,12,14,16,18]", "[20,22,24,26,28,30,32,34]"]
-    assert set().union(*map(ranks_of, lines)) == set(range(0, 64, 2))
+    assert lines == ["[0,2,4,6,8,10,12,… (32)] x"]
 
 
 def test_over_the_budget_the_rest_is_counted_and_its_end_is_shown() -> None:

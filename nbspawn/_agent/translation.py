@@ -1,0 +1,51 @@
+"""From the numbers of this node's ranks and its clock to the run's numbers and the kernel's clock."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+from nbspawn._agent.clock import Clock
+from nbspawn._protocol.frames import Position
+from nbspawn._protocol.messages import Event, Sampled
+from nbspawn._protocol.place import Place
+from nbspawn.errors import Failure
+
+_MOST = 1000  # positions that are remembered
+_MOMENTS = ("time", "since", "ready")  # fields of events
+
+
+class Translation:
+    """For one run, in which this node has this place."""
+
+    def __init__(self, place: Place, clock: Clock) -> None:
+        self._place, self._clock = place, clock
+        self._host = socket.gethostname()
+        self._positions: dict[Position, Position] = {}
+
+    def event(self, event: Event) -> Event:
+        """An event of the local engine, as the kernel takes it."""
+        offset = self._clock.offset
+        moments = {name: getattr(event, name) + offset for name in _MOMENTS if getattr(event, name, 0.0)}
+        if isinstance(event, Sampled):
+            spent = tuple((self._same(position), seconds) for position, seconds in event.spent)
+            event = replace(event, position=self._same(event.position), spent=spent)
+        return replace(event, rank=event.rank + self._place.first, **moments)
+
+    def _same(self, position: Position) -> Position:
+        """One object for equal positions, which are most in a message: it is sent once."""
+        if len(self._positions) > _MOST:
+            self._positions.clear()
+        return self._positions.setdefault(position, position)
+
+    def failure(self, failure: Failure) -> Failure:
+        """The same of a failure."""
+        return replace(
+            failure,
+            rank=failure.rank + self._place.first,
+            time=failure.time + self._clock.offset,
+            time_error=self._clock.error,
+            node=self._place.node,
+            host=self._host,
+            log_path=f"{self._host}:{failure.log_path}",
+        )
