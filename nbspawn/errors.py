@@ -21,6 +21,10 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from nbspawn._state.wording import ECHO, is_echo, ranges, signal_name, with_line
 
+_SEND_MODULES = (
+    "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
+    "first run."
+)
 _FOLLOWED = 12  # failures after the first that are described
 
 
@@ -142,6 +146,8 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines."""
     first, *rest = root_cause_first(failures)
     others = tuple(rest)
+    if first.host and "ModuleNotFoundError" in first.what:
+        context = [f"{first.host} does not have that module. {_SEND_MODULES}", *context]
     on = f" ({first.host})" if first.host else ""
     head = f"rank {first.rank} of {world_size}{on}: {first.summary}"
     error: RankRaisedError | RankExitedError

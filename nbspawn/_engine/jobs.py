@@ -10,6 +10,7 @@ from typing import Any
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._payload import packing
+from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn.errors import PayloadError, StartError, interrupted
 
@@ -101,8 +102,11 @@ class CellJob:
 Job = FunctionJob | CellJob
 
 
-def pack(job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int | None = None) -> packing.Packed:
-    """Pack the job's variables, with at most ``descriptors`` file descriptors (None: any number).
+def pack(
+    job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int | None = None, elsewhere: bool = False
+) -> packing.Packed:
+    """Pack the job's variables, with at most ``descriptors`` file descriptors (None: any number); ``elsewhere``: for
+    other machines.
 
     Raises PayloadError, with the name of the variable that cannot be pickled. Raises KeyboardInterrupt: an object is
     pickled by code of its class, which may never return.
@@ -115,7 +119,8 @@ def pack(job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int
     except packing.UnpicklableError as stuck:
         part = stuck.path.rpartition(" -> ")[2]
         cause = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
-        raise PayloadError(str(stuck), cause) from None
+        text = str(stuck).replace(OR_FORK, "") if elsewhere else str(stuck)
+        raise PayloadError(text, cause) from None
 
 
 def fill(packed: packing.Packed, give_up: Callable[[], object] = lambda: False) -> None:

@@ -70,22 +70,23 @@ def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> No
     """Add to the error of a run what the user can do. ``kept``: of kept ranks; ``regrouped``: their process group was
     created again after the error of an earlier command."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
-        error.lines += tuple(_advice(shell, error.summary, kept))
+        error.lines += tuple(_advice(shell, error, kept))
         if regrouped and any(_OLD_GROUP in line for line in error.lines):
             error.lines += (_MAKE_AGAIN,)
         error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary
 
 
-def _advice(shell: Any, summary: str, kept: bool) -> list[str]:
+def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) -> list[str]:
     """What to do about a NameError for a variable that exists in the notebook. The cell's text does not name it
     (``eval``, ``%run``), so it was not sent; ``kept`` ranks get variables only by ``--push``."""
-    missing = re.search(r"NameError: name '(\w+)' is not defined", summary)
+    missing = re.search(r"NameError: name '(\w+)' is not defined", error.summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []
     name = missing[1]
     if kept:
         return [f"{name} exists in the notebook, but not in the ranks: %%ranks --push {name} sends it."]
-    return [f"{name} was not sent, because the cell's text does not name it: name it, or use -m fork."]
+    or_fork = "" if error.host else ", or use -m fork"
+    return [f"{name} was not sent, because the cell's text does not name it: name it{or_fork}."]
 
 
 def debugged_already(shell: Any) -> None:

@@ -20,6 +20,8 @@ from nbspawn._payload.pickler import Pickler
 MAX_DEPTH, MAX_TRIALS = 12, 500  # how deep to look, and how many parts to try
 
 _INSIDE = "Create it inside the cell"
+OR_FORK = ", or run with -m fork"
+"""What helps on one machine only."""
 _REMEDIES = {  # by type, module or package of the type or of a base of it; the most specific first
     "_io": "Open it inside the cell, so that each rank has a file of its own.",
     "_thread": f"{_INSIDE}: locks belong to one process.",
@@ -33,13 +35,13 @@ _REMEDIES = {  # by type, module or package of the type or of a base of it; the 
     "asyncio": f"{_INSIDE}: tasks belong to one event loop.",
     "sqlite3": "Connect inside the cell.",
     "multiprocessing.pool": f"{_INSIDE}: pools belong to one process.",
-    "multiprocessing": "Create it with torch.multiprocessing.get_context('spawn'), or run with -m fork.",
+    "multiprocessing": f"Create it with torch.multiprocessing.get_context('spawn'){OR_FORK}.",
     "torch.Tensor": "Call detach() on it.",
     "torch.utils.data.dataloader": "Send the DataLoader, and call iter() on it inside the cell.",
     "torch._C._distributed_c10d": "Let each rank make its own, after init_process_group().",
     "torch.distributed": "Let each rank make its own, after init_process_group().",
 }
-_DEFAULT_REMEDY = f"{_INSIDE}, or run with -m fork."
+_DEFAULT_REMEDY = f"{_INSIDE}{OR_FORK}."
 
 
 class UnpicklableError(Exception):

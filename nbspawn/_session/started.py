@@ -129,7 +129,7 @@ def _start_on_nodes(
     assert on is not None
     starter = on if not isinstance(on, str) else RayNodes.of(on, int(options.nprocs), options.nnodes, options.backend)
     since = time.monotonic()
-    with pack(job, interrupts, descriptors=0) as packed:
+    with pack(job, interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:
             raise PayloadError(
                 "queues, locks and shared tensors belong to one machine, and cannot be sent to other nodes"

@@ -75,9 +75,15 @@ def _elsewhere(snapshot: Snapshot, others: Sequence[RankStatus]) -> list[str]:
         groups.setdefault(_doing(snapshot, rank), []).append(rank.rank)
     plural = {"is": "are", "has": "have"}
     return [
-        f"{name_ranks(ranks)} {verb if len(ranks) == 1 else plural[verb]} {rest}."
+        f"{name_ranks(ranks)}{_on(snapshot.run, ranks)} {verb if len(ranks) == 1 else plural[verb]} {rest}."
         for (verb, rest), ranks in groups.items()
     ]
+
+
+def _on(run: Run, ranks: Sequence[int]) -> str:
+    """The name of their machine, if it is one of several."""
+    hosts = {run.hosts[rank] for rank in ranks} if run.hosts else set()
+    return f" ({hosts.pop()})" if len(hosts) == 1 else ""
 
 
 def _doing(snapshot: Snapshot, rank: RankStatus) -> tuple[str, str]:

@@ -4,8 +4,8 @@
 
 Two real agents of eight ranks each are recorded first, in a cell that trains: rank 0 computes for a second, the others
 wait for it in an all_reduce, then all print a line. Then, for each number of nodes, one process plays that many agents
-(support/simulated.py) to a real kernel, which runs the cell over them. Shown are, of the kernel, the time to the second
-line, with the two seconds that the cell itself takes to it, and from then on its processor time as a share of one core,
+(support/simulated.py) to a real kernel, which runs the cell over them. Shown are, of the kernel, the time to the first
+line, with the second that the cell itself takes to it, and from then on its processor time as a share of one core,
 of all its threads, what goes to the front end, and its memory.
 """
 
@@ -93,7 +93,7 @@ def play(folder: Path, path: Path, nodes: int) -> None:
             return time.monotonic(), times.user + times.system, cell.reply.sent, process.memory_info().rss
 
         began = time.monotonic()
-        cell = kernel.submit(f"run_on(starter, {PER_NODE}, 'pass')").until("step 1")
+        cell = kernel.submit(f"run_on(starter, {PER_NODE}, 'pass')").until("step 0")
         started, cpu, sent, memory = used()
         cell.read_until(lambda: time.monotonic() > started + MEASURED, "enough was measured", 300)
         ended, cpu_then, sent_then, memory_then = used()
@@ -101,7 +101,7 @@ def play(folder: Path, path: Path, nodes: int) -> None:
         assert reply.status == "ok", reply
         passed = ended - started
         print(
-            f"{nodes:4} nodes, {nodes * PER_NODE:4} ranks: second line after {started - began:4.1f} s; "
+            f"{nodes:4} nodes, {nodes * PER_NODE:4} ranks: first line after {started - began:4.1f} s; "
             f"{(cpu_then - cpu) / passed:5.1%} of a core; {(sent_then - sent) / passed / 1000:5.1f} kB/s to the front "
             f"end; memory {memory / 1e6:.0f} MB, then {(memory_then - memory) / 1e6:+.0f} MB"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cluster
+import psutil
 import pytest
 from cluster import Cluster
-from kernels import Kernel, ok
+from kernels import Kernel, ok, wait_until
 from test_same_losses import TRAINING
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -147,10 +149,35 @@ def test_no_cluster_is_one_sentence(own_kernel: Kernel) -> None:
     assert reply.evalue.startswith("'here' is not the address of a Ray cluster"), reply
 
 
-def test_a_host_that_is_cut_off_is_named_and_the_next_cell_runs(session: Kernel, hosts: Cluster, on: str) -> None:
-    """The last test: Ray itself notices it much later."""
-    cell = session.submit("%%ranks\nprint('begins')\ntime.sleep(100)").until("begins")
-    hosts.cut(2)
-    reply = cell.wait()
-    assert "its node host2 was lost" in reply.evalue, reply
-    assert ok(session.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
+def of_ranks(mark: str) -> list[psutil.Process]:
+    """The ranks that were given this name, on all hosts, and their children with this argument."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and (process.name() == mark or mark in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def test_what_is_lost_is_named_and_nothing_is_left_on_any_host(kernel: Kernel, hosts: Cluster) -> None:
+    """Ray's own process on one host, a whole host, the link to one. The last test: no host is left."""
+    hosts.add(3)
+    for host, lose in ((3, hosts.kill_raylet), (2, hosts.kill), (1, hosts.cut)):
+        ok(kernel.execute("%ranks release"))
+        mark = f"98765.{host}"
+        cell = f"""%%spawn {host} --on ray:{hosts.address} --nnodes {host} --keep
+import socket, subprocess, time
+open('/proc/self/comm', 'w').write('{mark}')
+child = subprocess.Popen(['sleep', '{mark}'], start_new_session=True)
+socket.gethostname()"""
+        assert f"host{host}" in ok(kernel.execute(cell, timeout=120)).result
+        assert len(of_ranks(mark)) == 2 * host
+        running = kernel.submit("%%ranks\nprint('begun')\ntime.sleep(600)")
+        running.until_ranks("begun", range(host))
+        lose(host)
+        assert f"its node host{host} was lost" in running.wait().evalue
+        wait_until(lambda mark=mark: not of_ranks(mark), f"all ranks end when host{host} is lost", 30)
+        known = "[node['NodeManagerHostname'] for node in ray.nodes() if node['Alive']]"
+        ok(kernel.execute("import ray"))
+        wait_until(lambda host=host, known=known: f"host{host}" not in kernel.value(known), "Ray knows it too")
+    assert ok(kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
