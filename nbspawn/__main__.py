@@ -33,14 +33,17 @@ _NAMES = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.
 Row = tuple[str, str]
 
 
-def report(every_method: bool = False) -> str:
-    """The complete report. ``every_method`` also starts ranks with spawn, which takes some seconds."""
+def report(every_method: bool = False, on: str = "") -> str:
+    """The complete report. ``every_method`` also starts ranks with spawn, which takes some seconds; ``on`` names a
+    cluster, as for ``--on``, on each of whose nodes a rank is started, too."""
     sections = {
         "Versions": versions(),
         "Machine": machine(),
         "Start methods": start_methods(every_method),
         "Devices": devices(),
     }
+    if on:
+        sections[f"Cluster ({on})"] = cluster(on)
     return "\n\n".join(f"{title}\n{_table(rows)}" for title, rows in sections.items())
 
 
@@ -122,6 +125,41 @@ def devices() -> list[Row]:
     return rows
 
 
+def cluster(on: str) -> list[Row]:
+    """The cluster's nodes, and whether ranks on all of them meet."""
+    from nbspawn._engine import agents, ray
+    from nbspawn.errors import SpawnError
+
+    rows = [("ray", _version("ray"))]
+    try:
+        ray.connect(on)
+    except SpawnError as refusal:
+        return [*rows, ("connection", f"fails: {refusal}")]
+    nodes = ray.nodes()
+    rows += [(host, ray.described(has)) for host, has in nodes]
+    count = sum(has["CPU"] >= 1 for _, has in nodes)
+    if count:
+        rows.append((f"a rank on each of {count} nodes", _tried(lambda: _meet(on, count))))
+        rows.append(("the same again", _tried(lambda: _meet(on, count))))
+        agents.release()
+    return rows
+
+
+def _meet(on: str, nodes: int) -> None:
+    sums = nbspawn.spawn(_sum, nprocs=nodes, on=on, nnodes=nodes, backend="gloo", timeout=_WAIT)
+    if sums != [float(nodes)] * nodes:
+        raise RuntimeError(f"their all_reduce returned {sums!r}")
+
+
+def _sum(rank: int) -> float:
+    import torch
+    import torch.distributed as dist
+
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return float(ones)
+
+
 def _table(rows: list[Row]) -> str:
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
@@ -181,7 +219,9 @@ def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What works on this machine.")
     parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
-    print(report(parser.parse_args().all))
+    parser.add_argument("--on", metavar="ray[:HOST:PORT]", default="", help="also start ranks on a cluster's nodes")
+    given = parser.parse_args()
+    print(report(given.all, given.on))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -337,20 +338,22 @@ class Node:
         return self._store[0], self._store[1]
 
 
-def _end_with_input(control: socket.socket) -> None:
-    """What has started this agent holds the other end of its standard input."""
-    sys.stdin.read()
-    control.shutdown(socket.SHUT_RDWR)
+def _end_with(last: Callable[[], object], control: socket.socket) -> None:
+    """End when that returns, or fails."""
+    with suppress(OSError):
+        last()
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
 
 
 def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     """Connect to the kernel, and serve it."""
-    control = connection.connect(kernel, token, connection.CONTROL, node)
-    bulk = connection.connect(kernel, token, connection.BULK, node)
+    control, bulk, life = (connection.connect(kernel, token, purpose, node) for purpose in connection.PURPOSES)
     address = control.getsockname()[0]
     if name := interfaces.with_address(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    threading.Thread(target=_end_with_input, args=(control,), daemon=True).start()
+    for last in (sys.stdin.read, partial(life.recv, 1)):  # whoever has started this agent holds its standard input
+        threading.Thread(target=_end_with, args=(last, control), daemon=True).start()
     server.for_cells = True
     server.warm_up()
     slow_dns = interfaces.dns_is_slow(address)

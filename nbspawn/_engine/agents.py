@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from nbspawn._engine import inherited
+from nbspawn._engine.limits import check_descriptors
 from nbspawn._engine.link import Link
 from nbspawn._protocol import connection
 from nbspawn.errors import StartError
@@ -22,6 +23,8 @@ _CONNECT_SECONDS = 60.0  # an agent imports torch first
 _NOTICE_SECONDS = 1.0
 _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
+_DESCRIPTORS_A_NODE = len(connection.PURPOSES)
+_DESCRIPTORS = 32  # more of them
 
 
 class Starter(Protocol):
@@ -60,6 +63,7 @@ class Agents:
         self.in_use = False
         """Has a run ranks there?"""
         self._timer: threading.Timer | None = None
+        check_descriptors(f"{starter.nodes} nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
         starter.prepare(give_up)
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -109,17 +113,16 @@ class Agents:
             host, port = listener.getsockname()
             for node in range(self.starter.nodes):
                 self.starter.start(node, (host, str(port), str(node)), token.hex())
-            halves: dict[int, dict[bytes, socket.socket]] = {}
-            held.callback(_close_all, halves)
+            parts: dict[int, dict[bytes, socket.socket]] = {}
+            held.callback(_close_all, parts)
 
             def accept() -> None:
                 if (accepted := connection.accept(listener, token)) is None:
                     return
                 one, purpose, node = accepted
-                halves.setdefault(node, {})[purpose] = one
-                if len(halves[node]) == 2:
-                    both = halves.pop(node)
-                    self.links.append(Link(node, both[connection.CONTROL], both[connection.BULK]))
+                parts.setdefault(node, {})[purpose] = one
+                if len(parts[node]) == len(connection.PURPOSES):
+                    self.links.append(Link(node, *map(parts.pop(node).__getitem__, connection.PURPOSES)))
                     self.links[-1].watch(selector)
 
             selector.register(listener, selectors.EVENT_READ, accept)
@@ -194,10 +197,9 @@ def release(agents: Agents | None = None) -> int:
         return sum(len(found.links) for found in idle)
 
 
-def _close_all(halves: dict[int, dict[bytes, socket.socket]]) -> None:
-    for half in halves.values():
-        for one in half.values():
-            one.close()
+def _close_all(parts: dict[int, dict[bytes, socket.socket]]) -> None:
+    for one in (one for some in parts.values() for one in some.values()):
+        one.close()
 
 
 def versions() -> dict[str, str]:

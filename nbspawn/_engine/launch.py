@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from nbspawn._engine.context import LocalContext
 from nbspawn._engine.directories import run_directories
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job, fill, pack
+from nbspawn._engine.limits import check_descriptors
 from nbspawn._engine.logs import empty_logs
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.resources import Resources
@@ -79,7 +79,7 @@ def start(
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
             undo.callback(packed.close)
-        _check_descriptors(nprocs)
+        check_descriptors(f"{nprocs} ranks", nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN)
         if options.debugpy and importlib.util.find_spec("debugpy") is None:
             raise UsageError("there is no debugpy in this environment: `pip install debugpy`")
         try:
@@ -148,17 +148,6 @@ def _run_files(log_dir: str | None, nprocs: int) -> tuple[RunFiles, list[int]]:
             f"no logs can be written to {log_dir!r}: {refusal.strerror}. "
             "Give --log-dir (log_dir) a directory that you may write to."
         ) from None
-
-
-def _check_descriptors(nprocs: int) -> None:
-    """Running out of file descriptors half-way would leave the whole kernel unable to open anything."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = len(os.listdir("/dev/fd")) + nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN
-    if limit != resource.RLIM_INFINITY and needed > limit:
-        raise StartError(
-            f"{nprocs} ranks need {needed} open files in this process, and the system allows {limit}: "
-            "choose fewer ranks, or raise the limit (ulimit -n) and start the kernel again"
-        )
 
 
 def _payload(how: Start, inherited_input: Callable[[], Any]) -> Payload:

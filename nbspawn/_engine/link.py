@@ -24,12 +24,12 @@ class Link:
     """``hello`` is the agent's first message, None until it has come. ``deliver`` gets each further one, and None when
     the connection has ended, for the reason ``lost``."""
 
-    def __init__(self, node: int, control: socket.socket, bulk: socket.socket) -> None:
+    def __init__(self, node: int, control: socket.socket, bulk: socket.socket, life: socket.socket) -> None:
         self.node = node
         self.hello: Hello | None = None
         self.deliver: Callable[[Link, Any], None] = lambda link, message: None
         self.lost = ""
-        self._control, self._bulk = control, bulk
+        self._control, self._bulk, self._life = control, bulk, life
         self._frames = connection.Frames(load_of_rank)
         self._unsent = bytearray()
         self._outgoing: deque[_Outgoing] = deque()
@@ -37,7 +37,7 @@ class Link:
         self._incoming = _Incoming()
         self._waiting: dict[int, WithBuffers] = {}
         self._selector: selectors.BaseSelector | None = None
-        for end in (control, bulk):
+        for end in (control, bulk, life):
             end.setblocking(False)
             inherited.close_after_fork(end.fileno())
 
@@ -62,12 +62,13 @@ class Link:
         if not self.lost:
             selector.register(self._control, selectors.EVENT_READ, self._control_is_ready)
             selector.register(self._bulk, selectors.EVENT_READ, self._bulk_is_ready)
+            selector.register(self._life, selectors.EVENT_READ, self._life_ends)
 
     def unwatch(self) -> None:
         """Report to no selector; what comes meanwhile waits."""
         if self._selector is not None and not self.lost:
-            self._selector.unregister(self._control)
-            self._selector.unregister(self._bulk)
+            for end in (self._control, self._bulk, self._life):
+                self._selector.unregister(end)
         self._selector, self.deliver = None, lambda link, message: None
 
     # ------------------------------------------------------------ to the agent
@@ -117,6 +118,14 @@ class Link:
         except (OSError, EOFError) as error:
             self.lose(error)
 
+    def _life_ends(self) -> None:
+        try:
+            with suppress(BlockingIOError):
+                if not self._life.recv(1):
+                    raise EOFError("its agent has ended")
+        except (OSError, EOFError) as error:
+            self.lose(error)
+
     def _want(self, end: socket.socket, write: bool, ready: Callable[[], None]) -> None:
         if self._selector is not None and not self.lost:
             self._selector.modify(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0), ready)
@@ -155,7 +164,7 @@ class Link:
         if self.lost:
             return
         self.lost = why
-        for end in (self._control, self._bulk):
+        for end in (self._control, self._bulk, self._life):
             if self._selector is not None:
                 self._selector.unregister(end)
             inherited.close(end.detach())

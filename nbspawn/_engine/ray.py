@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbspawn._engine.holder import Holder
@@ -60,15 +60,13 @@ class RayNodes:
     def prepare(self, give_up: Callable[[], object]) -> None:
         """Connect to the cluster, and reserve the nodes' resources: all, or none."""
         connect(self._where)
-        from ray.util.placement_group import placement_group, placement_group_table
+        from ray.util.placement_group import placement_group
 
+        self._check_that_it_can_fit()
         self._group = placement_group([self._share] * self.nodes, strategy="STRICT_SPREAD")
         began, noticed = time.monotonic(), False
         while not self._group.wait(_TICK):
-            state = placement_group_table(self._group).get("stats", {}).get("scheduling_state")
-            if state == "INFEASIBLE":
-                self.close()
-                raise StartError(f"the Ray cluster cannot give {self._wanted}: it has {_resources()}")
+            self._check_that_it_can_fit()
             if give_up():
                 self.close()
                 raise KeyboardInterrupt
@@ -76,10 +74,19 @@ class RayNodes:
                 noticed = True
                 print(f"Waiting for {self._wanted} of the Ray cluster. Stop gives up.", flush=True)
 
+    def _check_that_it_can_fit(self) -> None:
+        """Raises StartError if no wait will help. Ray itself finds some such requests feasible."""
+        found = nodes()
+        able = [host for host, has in found if all(has[name] >= count for name, count in self._share.items())]
+        if len(able) < self.nodes:
+            self.close()
+            there = ", ".join(f"{host} with {described(has)}" for host, has in found)
+            raise StartError(f"the Ray cluster cannot give {self._wanted}: it has {there}")
+
     @property
     def _wanted(self) -> str:
-        share = " and ".join(f"{count:g} {name}{'s' * (count != 1)}" for name, count in self._share.items())
-        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {share}{' each' * (self.nodes > 1)}"
+        each = " each" * (self.nodes > 1)
+        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {described(self._share)}{each}"
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         import ray
@@ -160,14 +167,18 @@ def _why(ended: Any) -> str:
         return str(error).strip().splitlines()[0]
 
 
-def _resources() -> str:
+def nodes() -> list[tuple[str, dict[str, float]]]:
+    """The names of the cluster's nodes, and what they have of 'CPU' and 'GPU'."""
     import ray
 
-    nodes = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = [
-                f"{node['Resources'].get(name, 0):g} {name}s" for name in ("CPU", "GPU") if node["Resources"].get(name)
-            ]
-            nodes.append(f"{node['NodeManagerHostname']} with {' and '.join(has) or 'neither CPUs nor GPUs'}")
-    return ", ".join(nodes)
+    return [
+        (node["NodeManagerHostname"], {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")})
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def described(has: Mapping[str, float]) -> str:
+    """'4 CPUs and 1 GPU'."""
+    named = [f"{count:g} {name}{'s' * (count != 1)}" for name, count in has.items() if count]
+    return " and ".join(named) or "neither CPUs nor GPUs"

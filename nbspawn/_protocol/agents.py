@@ -1,9 +1,10 @@
 """The messages between the kernel and the agents: the process on each node of a run over several machines.
 
 An agent runs the ranks of its node by the local engine, which numbers them from 0; what it reports has the run's
-numbers, and moments on the kernel's clock (_agent/translation.py). Two TCP connections lead from each agent to the
+numbers, and moments on the kernel's clock (_agent/translation.py). Three TCP connections lead from each agent to the
 kernel (connection.py). Over *control* goes one pickled message of this file a frame. Over *bulk* go the bytes of large
-buffers, in transfers that control announces: neither waits for the other.
+buffers, in transfers that control announces: neither waits for the other. Over *life* goes nothing: it ends with either
+machine, or with the link between them.
 """
 
 from __future__ import annotations

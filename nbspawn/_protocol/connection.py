@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-CONTROL, BULK = b"C", b"B"
+CONTROL, BULK, LIFE = PURPOSES = b"C", b"B", b"L"
 TOKEN_BYTES = 32
 
 _HANDSHAKE_SECONDS = 10.0
@@ -35,7 +35,7 @@ def connect(address: tuple[str, int], token: bytes, purpose: bytes, node: int) -
         proof = receive_exactly(connection, TOKEN_BYTES)
         if not hmac.compare_digest(proof, hmac.digest(token, b"kernel" + mine, "sha256")):
             raise PermissionError("the other end does not know this run's token")
-        _prepare(connection)
+        _prepare(connection, purpose)
     except BaseException:
         connection.close()
         raise
@@ -55,23 +55,27 @@ def accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, bytes,
         theirs = receive_exactly(connection, TOKEN_BYTES)
         if hmac.compare_digest(proof, hmac.digest(token, b"agent" + who + mine, "sha256")):
             connection.sendall(hmac.digest(token, b"kernel" + theirs, "sha256"))
-            _prepare(connection)
-            return (connection, *_WHO.unpack(who))
+            purpose, node = _WHO.unpack(who)
+            _prepare(connection, purpose)
+            return connection, purpose, node
     except (OSError, EOFError):
         pass
     connection.close()
     return None
 
 
-def _prepare(connection: socket.socket) -> None:
-    """Without a timeout; a host or a link that is gone is noticed after six seconds. Heartbeats of our own would take
-    a process that is busy, or stopped for a moment, for dead; the operating system answers for it."""
+def _prepare(connection: socket.socket, purpose: bytes) -> None:
+    """Without a timeout. Over *life* nothing is ever sent: the operating systems ask and answer there, and end it six
+    seconds after a host or a link is gone. Heartbeats of our own would take a process that is busy, or stopped for a
+    while, for dead. So would the system on a connection with data: one that is not read from for long looks the same
+    as one that is cut."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 6000)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if purpose == LIFE:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def frame(message: object) -> bytes:

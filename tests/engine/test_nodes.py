@@ -278,6 +278,42 @@ if __name__ == "__main__":
     assert gone(there, 10)
 
 
+def prints_until(rank: int, folder: str) -> int:
+    lines = 0
+    while not os.path.exists(f"{folder}/enough"):
+        print(rank, "x" * 9000)
+        Path(folder, f"running-{rank}").touch()
+        time.sleep(0.0005)
+        lines += 1
+    return lines
+
+
+def test_a_kernel_that_is_stopped_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    """Connections with data that is not read are ended by the system after some seconds, if they have a timeout."""
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        f"""
+import sys
+sys.path[:0] = [{str(SUPPORT)!r}, {os.fspath(Path(__file__).parent)!r}]
+from test_nodes import *
+if __name__ == "__main__":
+    lines = call(Processes(2), prints_until, {str(tmp_path)!r}, nprocs=2)
+    print("all", sum(lines), file=sys.stderr)
+"""
+    )
+    command = [sys.executable, os.fspath(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as kernel:
+        assert until(lambda: len(list(tmp_path.glob("running-*"))) == 2, 60)
+        os.kill(kernel.pid, signal.SIGSTOP)
+        time.sleep(9)  # longer than a lost host needs to be noticed
+        os.kill(kernel.pid, signal.SIGCONT)
+        (tmp_path / "enough").touch()
+        shown, said = kernel.communicate(timeout=60)
+    lines = re.search(r"^all (\d+)$", said, re.M)
+    assert lines is not None, said
+    assert shown.count("x" * 9000) == int(lines[1])
+
+
 @clean
 def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_IDLE_SECONDS", 0.1)

@@ -35,6 +35,13 @@ def on(hosts: Cluster) -> str:
     return f"--on ray:{hosts.address} --nnodes 2"
 
 
+@pytest.fixture(scope="module")
+def third(hosts: Cluster) -> int:
+    """One more host, with two GPUs according to Ray, and a DNS server that never answers."""
+    hosts.add(3, gpus=2, silent_dns=True)
+    return 3
+
+
 @pytest.fixture
 def session(kernel: Kernel, on: str) -> Iterator[Kernel]:
     """Four kept ranks with a group, on two hosts."""
@@ -159,13 +166,41 @@ def of_ranks(mark: str) -> list[psutil.Process]:
     return found
 
 
-def test_what_is_lost_is_named_and_nothing_is_left_on_any_host(kernel: Kernel, hosts: Cluster) -> None:
+def test_the_cluster_assigns_gpus(kernel: Kernel, hosts: Cluster, third: int) -> None:
+    cell = f"%%spawn 2 --on ray:{hosts.address}\nimport os, socket\n"
+    seen = "socket.gethostname(), os.environ['CUDA_VISIBLE_DEVICES']"
+    assert ok(kernel.execute(cell + seen)).result == f"[0-1] ('host{third}', '0,1')"
+    reply = kernel.execute(f"%%spawn 4 --on ray:{hosts.address} --nnodes 2\nrank")
+    assert reply.evalue.startswith("the Ray cluster cannot give 2 nodes with 2 CPUs and 2 GPUs each: it has"), reply
+    assert f"host{third} with 2 CPUs and 2 GPUs" in reply.evalue
+
+
+@pytest.mark.timing
+def test_a_dns_server_that_never_answers_costs_nothing(kernel: Kernel, hosts: Cluster, third: int) -> None:
+    """Each process's first TCPStore would wait for it for ten seconds."""
+    cell = f"%%spawn 3 --on ray:{hosts.address} --nnodes 3 -b gloo\nimport torch, torch.distributed as dist\n"
+    cell += "ones = torch.ones(1)\ndist.all_reduce(ones)\nones.item()"
+    ok(kernel.execute(cell))
+    reply = ok(kernel.execute(cell))
+    assert reply.result == "[0-2] 3.0"
+    assert reply.seconds < 5
+    assert "hostname of the client socket cannot be retrieved" in reply.text() + reply.text("stderr"), "it was silent"
+
+
+def test_the_report_for_a_cluster(kernel: Kernel, hosts: Cluster, third: int) -> None:
+    ok(kernel.execute("%ranks release\nfrom nbspawn.__main__ import cluster"))
+    found = dict(kernel.value(f"cluster('ray:{hosts.address}')"))
+    assert found["host1"] == "2 CPUs" and found[f"host{third}"] == "2 CPUs and 2 GPUs"
+    assert found["a rank on each of 3 nodes"].startswith("works (")
+    assert found["the same again"].startswith("works (")
+
+
+def test_what_is_lost_is_named_and_nothing_is_left_on_any_host(kernel: Kernel, hosts: Cluster, third: int) -> None:
     """Ray's own process on one host, a whole host, the link to one. The last test: no host is left."""
-    hosts.add(3)
-    for host, lose in ((3, hosts.kill_raylet), (2, hosts.kill), (1, hosts.cut)):
+    for host, lose in ((third, hosts.kill_raylet), (2, hosts.kill), (1, hosts.cut)):
         ok(kernel.execute("%ranks release"))
         mark = f"98765.{host}"
-        cell = f"""%%spawn {host} --on ray:{hosts.address} --nnodes {host} --keep
+        cell = f"""%%spawn {host} --on ray:{hosts.address} --nnodes {host} -b gloo --keep
 import socket, subprocess, time
 open('/proc/self/comm', 'w').write('{mark}')
 child = subprocess.Popen(['sleep', '{mark}'], start_new_session=True)

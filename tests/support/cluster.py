@@ -84,11 +84,15 @@ class Cluster:
             subprocess.run(["ip", "link", "del", link], capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def add(self, host: int) -> None:
-        """Make one more host of this number, with a Ray node."""
+    def add(self, host: int, gpus: int = 0, silent_dns: bool = False) -> None:
+        """Make one more host of this number, with a Ray node that believes to have GPUs; its DNS may never answer."""
         self._make(host)
+        if silent_dns:
+            server = Path(self._folder, "resolv.conf")
+            server.write_text(f"nameserver {_NET}.250\n")
+            self._run([*self.inside(host), "mount", "--bind", server, "/etc/resolv.conf"])
         node = [f"--address={self.address}", f"--node-ip-address={self.address_of(host)}", "--num-cpus=2"]
-        self._run([*self.inside(host), *_START, *node])
+        self._run([*self.inside(host), *_START, *node, f"--num-gpus={gpus}"])
 
     def address_of(self, host: int) -> str:
         """The host's own."""

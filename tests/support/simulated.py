@@ -113,9 +113,11 @@ class _Player:
         self._began = 0.0
         self._controls = []
         self._bulks = []
+        self._lives = []
         for node in range(nodes):
             control = connection.connect(address, token, connection.CONTROL, node)
             self._bulks.append(connection.connect(address, token, connection.BULK, node))
+            self._lives.append(connection.connect(address, token, connection.LIFE, node))
             self._controls.append(control)
             hello = Hello(f"host{node}", f"10.0.{node // 250}.{node % 250 + 1}", versions())
             control.sendall(connection.frame(hello))

@@ -1,0 +1,19 @@
+"""The system's limit on open files: without room half-way through a start, the kernel could not open anything."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from nbspawn.errors import StartError
+
+
+def check_descriptors(what: str, needed: int) -> None:
+    """Raises StartError if this process may not open ``needed`` more files, which ``what`` needs."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed += len(os.listdir("/dev/fd"))
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise StartError(
+            f"{what} need {needed} open files in this process, and the system allows {limit}: "
+            "choose fewer, or raise the limit (ulimit -n) and start the kernel again"
+        )
