@@ -14,11 +14,15 @@ class Holder:
     """Its agent is no child of it: when an actor ends, Ray kills its children, and the guardian would go with them. The
     agent ends when its standard input does."""
 
-    def start(self, arguments: tuple[str, ...], token: str) -> None:
-        """Start the agent, which detaches itself."""
+    def start(self, arguments: tuple[str, ...], token: str, cpus: int) -> None:
+        """Start the agent, which detaches itself; this actor has so many CPUs."""
         command = [sys.executable, "-m", "nbspawn._agent", *arguments, "detached"]
         # breakpoint() would open Ray's debugger, which works in Ray's own processes only.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+        if env.get("OMP_NUM_THREADS") == str(cpus):
+            # Ray's own choice for one process, of which there will be one for each CPU. With as many threads in each,
+            # a loop of small steps took ten times as long.
+            env["OMP_NUM_THREADS"] = "1"
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )

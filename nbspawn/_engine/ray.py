@@ -97,7 +97,7 @@ class RayNodes:
         actor = holder.options(
             num_cpus=self._share["CPU"], num_gpus=self._share.get("GPU", 0.0), scheduling_strategy=where
         ).remote()
-        actor.start.remote(arguments, token)
+        actor.start.remote(arguments, token, int(self._share["CPU"]))
         self._actors.append(actor)
         self._held.append(actor.hold.remote())
 

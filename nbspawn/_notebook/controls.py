@@ -58,10 +58,8 @@ class Controls:
             # on showing what was there when the display is emptied, and a short run should take no space.
             self._draw({"text/html": "<div></div>"}, update=False)
 
-    def show(self, run: Run, events: Sequence[Event]) -> None:
+    def show(self, run: Run) -> None:
         """Show the controls once ``DELAY`` has passed, and handle clicks; called some times a second."""
-        if run.logs and not self._given_up:
-            self._keep_lines(len(run.ranks), events)
         now = time.monotonic()
         if self._given_up or now - run.started < DELAY:
             return
@@ -76,10 +74,13 @@ class Controls:
         elif now - self._shown_at > _ANSWER:
             self.close()
 
-    def _keep_lines(self, nprocs: int, events: Sequence[Event]) -> None:
+    def add(self, run: Run, events: Sequence[Event]) -> None:
+        """These have happened."""
+        if not run.logs or self._given_up:
+            return
         for event in events:
             if isinstance(event, Printed):
-                lines = self._printed.setdefault(event.rank, deque(maxlen=max(10, _LINES // nprocs)))
+                lines = self._printed.setdefault(event.rank, deque(maxlen=max(10, _LINES // len(run.ranks))))
                 lines.extend(line[:_LONGEST] for line in event.lines)
 
     def _output(self, run: Run, rank: int) -> str:

@@ -101,6 +101,8 @@ class NotebookView:
         self.run = run
         self._lines.debugging = "debugging" in run.counts
         self._table.profile.add(events)
+        if self._controls is not None:
+            self._controls.add(run, events)
         for event in events:
             if isinstance(event, Printed):
                 self._lines.add([event])
@@ -114,7 +116,7 @@ class NotebookView:
         self._displays.flush(if_due=True)
         self._table.redraw(run, if_due=True)
         if self._controls is not None:
-            self._controls.show(run, events)
+            self._controls.show(run)
         if self._text is not None:
             self._text.refresh(if_due=True)
 

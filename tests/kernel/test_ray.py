@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import cluster
+import nbformat
 import psutil
 import pytest
 from cluster import Cluster
 from kernels import Kernel, ok, wait_until
+from nbclient import NotebookClient
+from test_controls import UNTIL_TOLD
 from test_same_losses import TRAINING
+from users import User
 
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "many_hosts.ipynb"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 pytestmark = [
@@ -56,11 +62,13 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * rank
 dist.all_reduce(total)
 print("on", socket.gethostname())
-socket.gethostname(), int(os.environ["GROUP_RANK"]), local_rank, world_size, total.item()"""
+where = int(os.environ["GROUP_RANK"]), local_rank, world_size
+socket.gethostname(), *where, torch.get_num_threads(), total.item()"""
     reply = ok(kernel.execute(f"%%spawn --nproc-per-node 2 {on} -o found\n{body}"))
     found = kernel.value("list(found)")
     assert {host for host, *_ in found} == {"host1", "host2"}
-    assert [rest for _, *rest in found] == [[0, 0, 4, 6.0], [0, 1, 4, 6.0], [1, 0, 4, 6.0], [1, 1, 4, 6.0]]
+    places = [[0, 0, 4], [0, 1, 4], [1, 0, 4], [1, 1, 4]]
+    assert [rest for _, *rest in found] == [[*place, 1, 6.0] for place in places]
     table = next(output["data"] for output in reply.outputs if "data" in output)
     lines = table["text/plain"].splitlines()
     assert "2 nodes: host" in lines[0] and lines[2] == found[0][0] and lines[5] == found[2][0]
@@ -116,6 +124,20 @@ def test_the_debugger_and_questions_over_hosts(session: Kernel) -> None:
     assert reply.result == "[0] '0'\n[1] '1'\n[2] '2'\n[3] '3'"
 
 
+def test_the_controls_show_the_output_of_a_rank_on_another_host(kernel: Kernel, on: str, tmp_path: Path) -> None:
+    user = User(kernel, UNTIL_TOLD.replace("%%spawn 2", f"%%spawn 4 {on}").format(go=str(tmp_path / "go")))
+    try:
+        user.see_controls()
+        user.until(lambda: "HTMLModel" in str(user.models), "the pane is there")
+        user.choose(4)
+        pane = user.find("HTMLModel")
+        user.until(lambda: "only 3" in user.models[pane]["value"], "the pane shows rank 3")
+        assert "only 0" not in user.models[pane]["value"] and "host2:" in user.models[pane]["value"]
+    finally:
+        (tmp_path / "go").touch()
+        ok(user.cell.wait())
+
+
 def test_a_cell_that_waits_for_nodes_says_so_and_can_be_stopped(session: Kernel, on: str) -> None:
     cell = session.submit(f"%%spawn 2 {on}\nrank").until("Waiting for 2 nodes with 1 CPU each of the Ray cluster.")
     session.interrupt()
@@ -164,6 +186,25 @@ def of_ranks(mark: str) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and (process.name() == mark or mark in process.cmdline()):
                 found.append(process)
     return found
+
+
+def test_the_notebook(kernel: Kernel, hosts: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It shows what it shows when it is run again, but for times and paths."""
+    ok(kernel.execute("%ranks release"))  # there are no other nodes
+    monkeypatch.setenv("RAY_ADDRESS", hosts.address)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shown = nbformat.read(NOTEBOOK, as_version=4)
+    again = nbformat.from_dict(shown)
+    NotebookClient(again, timeout=120, kernel_name="python3").execute()
+    for notebook in (shown, again):
+        printed = [str(cell.get("outputs")) for cell in notebook.cells]
+        whole = "".join(printed)
+        assert "[0-3] sum of the ranks: 6" in whole
+        assert re.search(r"rank 3 of 4 \(host\d\): KeyError: 3 \(line 6\)", whole)
+        assert re.search(r"rank 1 of 4 \(host\d\): ValueError: too early \(line 3\)", whole)
+        assert "The process group was broken, and is created again." in whole
+        assert "Ranks 0-1 and 3 were at line 4, in barrier. Rank 2 was at line 3." in whole
+        assert "2 nodes given back." in printed[-1]
 
 
 def test_the_cluster_assigns_gpus(kernel: Kernel, hosts: Cluster, third: int) -> None:

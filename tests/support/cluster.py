@@ -87,12 +87,18 @@ class Cluster:
     def add(self, host: int, gpus: int = 0, silent_dns: bool = False) -> None:
         """Make one more host of this number, with a Ray node that believes to have GPUs; its DNS may never answer."""
         self._make(host)
-        if silent_dns:
-            server = Path(self._folder, "resolv.conf")
-            server.write_text(f"nameserver {_NET}.250\n")
-            self._run([*self.inside(host), "mount", "--bind", server, "/etc/resolv.conf"])
+        self._put(host, "/etc/resolv.conf", f"nameserver {_NET}.250\n")  # where nobody is
+        if not silent_dns:
+            # What torch asks for is the IPv6 form of an IPv4 address.
+            names = [f"{form}{_NET}.{number} host{number - 1}\n" for form in ("", "::ffff:") for number in range(1, 10)]
+            self._put(host, "/etc/hosts", "127.0.0.1 localhost\n" + "".join(names))
         node = [f"--address={self.address}", f"--node-ip-address={self.address_of(host)}", "--num-cpus=2"]
         self._run([*self.inside(host), *_START, *node, f"--num-gpus={gpus}"])
+
+    def _put(self, host: int, path: str, text: str) -> None:
+        file = Path(self._folder, f"{os.path.basename(path)}-{host}")
+        file.write_text(text)
+        self._run([*self.inside(host), "mount", "--bind", file, path])
 
     def address_of(self, host: int) -> str:
         """The host's own."""

@@ -1,0 +1,46 @@
+"""Several failures as one error."""
+
+from __future__ import annotations
+
+from nbspawn.errors import Failure, rank_error
+
+
+def lines(*failures: Failure) -> list[str]:
+    """The lines of the error up to the traceback."""
+    return str(rank_error(failures, 8)).partition("\n\n")[0].splitlines()
+
+
+def on(host: int, rank: int, time: float, what: str = "KeyError: 1", error: float = 0.001) -> Failure:
+    return Failure(rank, 1, time, None, what, node=host, host=f"host{host}", time_error=error)
+
+
+def test_failures_that_clocks_cannot_order_are_said_to_be_simultaneous() -> None:
+    first, second, later = on(1, 0, 10.0), on(2, 5, 10.0015, "ValueError: 2"), on(2, 6, 10.5, "TypeError: 3")
+    assert lines(first, second, later) == [
+        "rank 0 of 8 (host1): KeyError: 1",
+        "also rank 5 (host2), at the same time as far as their clocks tell: ValueError: 2",
+        "also rank 6 (host2): TypeError: 3",
+    ]
+
+
+def test_one_machine_has_one_clock() -> None:
+    assert lines(on(1, 0, 10.0), on(1, 1, 10.0001)) == [
+        "rank 0 of 8 (host1): KeyError: 1",
+        "also rank 1 (host1): KeyError: 1",
+    ]
+
+
+def test_the_others_are_grouped_and_bounded() -> None:
+    same = [on(host, rank, 11.0 + rank) for rank, host in enumerate((1, 1, 2, 2))]
+    assert lines(on(3, 7, 1.0), *same)[1:] == ["also ranks 0-3: KeyError: 1"]
+    different = [on(1, rank, 11.0 + rank, f"KeyError: {rank}") for rank in range(30)]
+    found = lines(on(3, 31, 1.0), *different)
+    assert len(found) == 14
+    assert found[-1] == "also 18 more ranks, in other ways: the error's `others` lists all"
+
+
+def test_a_module_that_a_node_lacks() -> None:
+    found = lines(on(2, 3, 1.0, "ModuleNotFoundError: No module named 'mine'"))
+    assert found[1].startswith("host2 does not have that module. Install it on all nodes")
+    local = Failure(0, 1, 1.0, None, "ModuleNotFoundError: No module named 'mine'")
+    assert lines(local) == ["rank 0 of 8: ModuleNotFoundError: No module named 'mine'"]
