@@ -11,6 +11,7 @@ and three-quarter points.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,23 @@ def with_trainer():
     return TorchTrainer(train, scaling_config=scaling, run_config=run, torch_config=gloo).fit()
 """
 
+TRAIN = """
+import time, torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(256, 64)
+began = time.monotonic()
+for _ in range(200):
+    loss = model(inputs).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+time.monotonic() - began
+"""
+
 RECEIVE = """
 import socket, sys, time
 with socket.create_server((sys.argv[1], 7000)) as listener:
@@ -133,6 +151,42 @@ def finished(reply: Reply) -> Reply:
     """What TorchTrainer returns has the error, if there was one."""
     assert "error=None" in ok(reply).result, reply
     return reply
+
+
+def train(kernel: Kernel, hosts: Cluster, folder: Path) -> None:
+    """DistributedDataParallel, beside torchrun: the whole cell or command, and the loop alone."""
+    on = f"%%spawn 4 --on ray:{hosts.address} --nnodes 2 -b gloo -o found\n{TRAIN}"
+    program = folder / "train.py"
+    group = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    body, _, last = TRAIN.strip().rpartition("\n")
+    program.write_text(f"{group}{body}\nprint('loop', {last})\ndist.destroy_process_group()\n")
+    for _ in range(2):  # what the first imports, the agents' fork servers have then
+        ok(kernel.execute(on, 120))
+        time.sleep(10)
+    ours, theirs, loops, their_loops = [], [], [], []
+    for round_ in range(5):
+        ours.append(ok(kernel.execute(on, 120)).seconds)
+        loops.append(max(kernel.value("list(found)")))
+        began = time.monotonic()
+        meet = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", hosts.address_of(1)]
+        meet += ["--master-port", str(29511 + round_)]
+        runs = [
+            subprocess.Popen(
+                [*hosts.inside(host), "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
+                + [sys.executable, "-m", "torch.distributed.run", *meet, "--node-rank", str(host - 1), str(program)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for host in (1, 2)
+        ]
+        printed = "".join(run.communicate(timeout=120)[0] for run in runs)
+        theirs.append(time.monotonic() - began)
+        their_loops.append(max(map(float, re.findall(r"loop ([\d.]+)", printed))))
+    print("200 steps of DistributedDataParallel on 2 nodes of 2 ranks")
+    print(f"  nbspawn: the cell {described(ours)}, its loop {described(loops)}")
+    print(f"  torchrun: the command {described(theirs)}, its loop {described(their_loops)}")
+    print(f"  the loop under nbspawn takes {ratio(loops, their_loops)} x as long")
 
 
 def push(kernel: Kernel, hosts: Cluster, rounds: int) -> None:
@@ -205,6 +259,7 @@ def main() -> None:
         ok(kernel.execute("%load_ext nbspawn\nimport torch"))
         start(kernel, hosts, rounds)
         kept(kernel, hosts)
+        train(kernel, hosts, Path(folder))
         push(kernel, hosts, min(rounds, 5))
         ok(kernel.execute("ray.shutdown()"))
 

@@ -45,14 +45,14 @@ LINES = {
 RECORD = """
 import pickle, sys
 sys.path.insert(0, {support!r})
-from nbspawn._engine import hosts
+from nbspawn._engine.nodes import Nodes
 from nodes import Processes
 from simulated import Recording
-note, recording = hosts.HostRanks._received, Recording()
+note, recording = Nodes._received, Recording()
 def received(self, link, message):
     recording.note(link.node, message)
     note(self, link, message)
-hosts.HostRanks._received = received
+Nodes._received = received
 starter = Processes(2)
 """
 

@@ -17,8 +17,8 @@ from simulated import MARK, Recording, Simulation
 
 import nbspawn
 from nbspawn._engine import agents
-from nbspawn._engine.hosts import HostRanks
 from nbspawn._engine.jobs import CellJob
+from nbspawn._engine.nodes import Nodes
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.messages import RunCell
 from nbspawn._render import html, text
@@ -62,14 +62,14 @@ def run(starter: Any, nprocs: int, view: StreamView) -> list[Any]:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory, workplace: str) -> Iterator[Path]:
     """Of two agents with two ranks each."""
-    made, received = Recording(), HostRanks._received
+    made, received = Recording(), Nodes._received
 
-    def noted(self: HostRanks, link: Any, message: object) -> None:
+    def noted(self: Nodes, link: Any, message: object) -> None:
         made.note(link.node, message)
         received(self, link, message)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HostRanks, "_received", noted)
+        patch.setattr(Nodes, "_received", noted)
         assert run(Processes(2), 2 * EACH, Watching()) == [0, 1, 0, 1]
     agents.release()
     path = tmp_path_factory.mktemp("recording") / "recording"
