@@ -106,8 +106,11 @@ class Agents:
 
     def _connect(self, give_up: Callable[[], object]) -> None:
         token = secrets.token_bytes(connection.TOKEN_BYTES)
-        with ExitStack() as held, selectors.DefaultSelector() as selector:
+        with ExitStack() as held:
+            selector = held.enter_context(selectors.DefaultSelector())
+            held.callback(self._unwatch)
             listener = held.enter_context(socket.create_server((self.starter.address, 0), backlog=1024))
+            listener.settimeout(_TICK)  # whoever wanted to connect may have gone again
             for one in (listener, selector):
                 held.callback(inherited.unmark, inherited.close_after_fork(one.fileno()))
             host, port = listener.getsockname()
@@ -117,7 +120,11 @@ class Agents:
             held.callback(_close_all, parts)
 
             def accept() -> None:
-                if (accepted := connection.accept(listener, token)) is None:
+                try:
+                    accepted = connection.accept(listener, token)
+                except TimeoutError:
+                    return
+                if accepted is None:
                     return
                 one, purpose, node = accepted
                 parts.setdefault(node, {})[purpose] = one
@@ -128,8 +135,10 @@ class Agents:
             selector.register(listener, selectors.EVENT_READ, accept)
             self._wait(selector, give_up)
             self.links.sort(key=lambda link: link.node)
-            for link in self.links:
-                link.unwatch()
+
+    def _unwatch(self) -> None:
+        for link in self.links:
+            link.unwatch()
 
     def _wait(self, selector: selectors.BaseSelector, give_up: Callable[[], object]) -> None:
         """Until all agents have connected, and have said hello."""

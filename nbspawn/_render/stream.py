@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from nbspawn._protocol.messages import Printed
 from nbspawn._state.wording import few_ranges
@@ -46,7 +46,8 @@ class MergedStream:
         self._blocks = False
         self._width = len(f"[0-{nprocs - 1}]" if nprocs > 1 else "[0]")
         self._cut: dict[int, _Cut] = {}
-        self._same: dict[Hashable, list[int]] = {}
+        self._wholes: dict[int, int] = {}
+        self._groups: dict[int, dict[str | int, list[int]]] = {}
 
     @property
     def over_budget(self) -> bool:
@@ -71,7 +72,9 @@ class MergedStream:
         lines: dict[int, list[str]] = {}
         for event in sorted(batch, key=lambda event: event.rank):
             lines.setdefault(event.rank, []).extend(event.lines)
-        self._same = self._positions(lines)
+        first_with: dict[tuple[str, ...], int] = {}
+        self._wholes = {rank: first_with.setdefault(tuple(own), rank) for rank, own in lines.items()} if blocks else {}
+        self._groups = {}
         shown = dict.fromkeys(lines, 0)  # how many lines of each rank are done with
         text: list[str] = []
         for rank in lines if only is None else {only} & lines.keys():
@@ -106,21 +109,19 @@ class MergedStream:
         while shown[rank] < end and not self._over:
             here = shown[rank]
             line = lines[rank][here]
-            group = [other for other in self._same[self._position(lines[rank], here)] if shown[other] <= here]
+            group = [other for other in self._same(rank, here, lines) if shown[other] <= here]
             for other in group:
                 self._show(other, here, lines, shown, text)
             self._spend(group, line, shown, text)
 
-    def _positions(self, lines: Mapping[int, list[str]]) -> dict[Hashable, list[int]]:
-        """The ranks that have the same line at the same position."""
-        same: dict[Hashable, list[int]] = {}
-        for rank, own in lines.items():
-            for here in range(len(own)):
-                same.setdefault(self._position(own, here), []).append(rank)
-        return same
-
-    def _position(self, own: list[str], here: int) -> Hashable:
-        return here, tuple(own) if self._blocks else own[here]
+    def _same(self, rank: int, here: int, lines: Mapping[int, list[str]]) -> list[int]:
+        """The ranks that have the same line at this position as ``rank``, itself included."""
+        if here not in self._groups:
+            groups = self._groups[here] = {}
+            for other, own in lines.items():
+                if here < len(own):
+                    groups.setdefault(self._wholes.get(other, own[here]), []).append(other)
+        return self._groups[here][self._wholes.get(rank, lines[rank][here])]
 
     def _spend(self, group: list[int], line: str, shown: dict[int, int], text: list[str]) -> None:
         if self._over:

@@ -361,6 +361,16 @@ def test_an_agent_that_does_not_start_is_an_error() -> None:
 
 
 @clean
+def test_one_agent_of_two_does_not_start(workplace: str) -> None:
+    starter = Processes(2, commands={1: ["/bin/false"]})
+    with pytest.raises(
+        nbspawn.StartError, match="no agent could be started on node 1: its process ended with exit code 1"
+    ):
+        agents.connected(starter)
+    assert not starter.agents
+
+
+@clean
 def test_a_node_with_other_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     starter = Processes(1)
     monkeypatch.setattr(nbspawn, "__version__", "9.9")

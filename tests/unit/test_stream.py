@@ -89,6 +89,22 @@ def test_marks_stay_short() -> None:
     assert lines == ["[0,2,4,6,8,10,12,… (32)] x"]
 
 
+def test_a_flood_of_blocks_is_merged_in_linear_time() -> None:
+    """A tuple of all lines for each line would need gigabytes."""
+    merged = stream(2, budget=10_000_000)
+    lines = tuple(f"line {index}" for index in range(50_000))
+    text = merged.feed([Printed(0, lines, ""), Printed(1, lines, "")], blocks=True)
+    assert text.splitlines() == [f"[0-1] {line}" for line in lines]
+
+
+def test_at_the_end_few_ranks_are_shown_and_those_that_failed_first() -> None:
+    merged = stream(100, budget=100)
+    merged.feed([Printed(rank, ("x" * 50, f"last of {rank}"), "") for rank in range(100)])
+    text = merged.finish(failed=[99])
+    assert "[99]" in text and "last of 99" in text and "last of 20" in text and "last of 40" not in text
+    assert text.splitlines()[-1].endswith("lines left out, which only the logs have")
+
+
 def test_over_the_budget_the_rest_is_counted_and_its_end_is_shown() -> None:
     merged = stream(2, budget=2000)
     lines = merged.feed([Printed(0, tuple(f"line {index}" for index in range(1000)), "")]).splitlines()
