@@ -56,6 +56,8 @@ def session(kernel: Kernel, on: str) -> Iterator[Kernel]:
     kernel.execute("%ranks stop")
 
 
+# A test that has Ray nodes started runs alone: Ray gives up after 30 seconds.
+@pytest.mark.timing
 def test_a_cell_over_two_hosts(kernel: Kernel, on: str) -> None:
     body = """import os, socket, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -122,6 +124,44 @@ def test_the_debugger_and_questions_over_hosts(session: Kernel) -> None:
     assert reply.result == "[0] 0\n[1] 2\n[2] 4\n[3] 6" and "Ranks " in reply.text()
     reply = ok(session.submit("%%ranks\ninput('who? ') * 0 + str(rank)", answers=list("abcd")).wait())
     assert reply.result == "[0] '0'\n[1] '1'\n[2] '2'\n[3] '3'"
+
+
+def test_what_cells_use_besides(kernel: Kernel, on: str) -> None:
+    """Displays, progress bars, seeds, timings, the profile, the time limit, variables of a line that raised."""
+    body = """from IPython.display import HTML, display
+import random, time
+from tqdm.auto import tqdm
+for _ in tqdm(range(5), desc="steps"): time.sleep(0.4)
+display(HTML(f"<b>shown by {rank}</b>"))
+random.random()"""
+    first = ok(kernel.execute(f"%%spawn 4 {on} --seed 7 --timings --profile\n{body}"))
+    assert {data["text/html"] for data in first.shown if "shown by" in data.get("text/html", "")} == {
+        f"<b>shown by {rank}</b>" for rank in range(4)
+    }
+    assert "5/5" in first.text() + first.text("stderr")
+    table = next(output["data"]["text/plain"] for output in first.outputs if "data" in output)
+    assert re.search(r"Time: payload .* rendezvous .* run .*", table) and "time.sleep(0.4)" in table
+    assert ok(kernel.execute(f"%%spawn 4 {on} --seed 7\n{body}")).result == first.result
+    reply = kernel.execute(f"%%spawn 4 {on} -t 1 -g 1\nimport time\ntime.sleep(60 + rank)")
+    assert reply.ename == "RunTimeoutError" and "line 3" in reply.traceback, reply
+    reply = kernel.execute(f"%%spawn 4 {on} --locals\nhalf = rank / 2\nif rank == 3: raise ValueError(half)")
+    assert "half = 1.5" in reply.traceback, reply
+
+
+def test_variables_go_to_kept_ranks_and_come_back(session: Kernel) -> None:
+    ok(session.execute("import torch\nsent = torch.arange(200_000)"))
+    ok(session.execute("%%ranks --push sent --pull doubled\ndoubled = sent * 2 + rank"))
+    assert session.value("[int(one[-1]) for one in doubled]") == [399_998 + rank for rank in range(4)]
+
+
+def test_post_mortem_on_another_host(kernel: Kernel, on: str) -> None:
+    cell = kernel.submit(f"%%spawn 4 {on} --pdb\nif rank == 3:\n    value = 42\n    raise KeyError(value)").asked()
+    kernel.answer("p value + rank")
+    cell.asked(2)
+    assert "45" in cell.reply.text()
+    kernel.answer("q")
+    reply = cell.wait()
+    assert re.match(r"rank 3 of 4 \(host\d\): KeyError: 42", reply.evalue), reply
 
 
 def test_the_controls_show_the_output_of_a_rank_on_another_host(kernel: Kernel, on: str, tmp_path: Path) -> None:
@@ -207,6 +247,7 @@ def test_the_notebook(kernel: Kernel, hosts: Cluster, monkeypatch: pytest.Monkey
         assert "2 nodes given back." in printed[-1]
 
 
+@pytest.mark.timing
 def test_the_cluster_assigns_gpus(kernel: Kernel, hosts: Cluster, third: int) -> None:
     cell = f"%%spawn 2 --on ray:{hosts.address}\nimport os, socket\n"
     seen = "socket.gethostname(), os.environ['CUDA_VISIBLE_DEVICES']"
