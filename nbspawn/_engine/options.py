@@ -11,7 +11,7 @@ from nbspawn.errors import UsageError
 if TYPE_CHECKING:
     from nbspawn._engine.agents import Starter
 
-MAX_RANKS = 65_536
+MAX_RANKS = 512  # on one machine
 MAX_THREADS = 4096
 LARGEST_SEED = 2**32 - 1
 """The largest that numpy's generator accepts."""
@@ -59,10 +59,11 @@ class LaunchOptions:
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= MAX_RANKS:
-            raise UsageError(f"nprocs must be between 1 and {MAX_RANKS}, got {self.nprocs}")
         if self.on == "local":
             object.__setattr__(self, "on", None)
+        most = MAX_RANKS * (1 if self.on is None else self._nodes)
+        if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= most:
+            raise UsageError(f"nprocs must be between 1 and {most}, got {self.nprocs}")
         if self.on is not None:
             self._check_several_nodes()
         elif self.nnodes > 1:
@@ -76,14 +77,18 @@ class LaunchOptions:
         if self.idle_timeout is not None and not self.idle_timeout > 0:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")
 
+    @property
+    def _nodes(self) -> int:
+        """How many machines there are."""
+        return self.nnodes if isinstance(self.on, str) or self.on is None else self.on.nodes
+
     def _check_several_nodes(self) -> None:
         if isinstance(self.on, str) and self.on.partition(":")[0] != "ray":
             raise UsageError(f"{self.on!r:.60} is no place for ranks: use local, ray or ray:HOST:PORT")
         if not isinstance(self.nprocs, int):
             raise UsageError("on a cluster the number of ranks has to be given")
-        nodes = self.nnodes if isinstance(self.on, str) or self.on is None else self.on.nodes
-        if nodes > self.nprocs:
-            raise UsageError(f"{nodes} nodes need as many ranks at least, got {self.nprocs}")
+        if self._nodes > self.nprocs:
+            raise UsageError(f"{self._nodes} nodes need as many ranks at least, got {self.nprocs}")
         if self.start_method not in ("auto", "forkserver"):
             raise UsageError(
                 f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"
