@@ -63,7 +63,7 @@ class Agents:
         self.in_use = False
         """Has a run ranks there?"""
         self._timer: threading.Timer | None = None
-        check_descriptors(f"{starter.nodes} nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
+        check_descriptors(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
         starter.prepare(give_up)
         with ExitStack() as undo:
             undo.callback(self.close)

@@ -79,7 +79,7 @@ def start(
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
             undo.callback(packed.close)
-        check_descriptors(f"{nprocs} ranks", nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN)
+        check_descriptors(nprocs, "ranks", nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN)
         if options.debugpy and importlib.util.find_spec("debugpy") is None:
             raise UsageError("there is no debugpy in this environment: `pip install debugpy`")
         try:

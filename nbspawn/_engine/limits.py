@@ -8,12 +8,12 @@ import resource
 from nbspawn.errors import StartError
 
 
-def check_descriptors(what: str, needed: int) -> None:
-    """Raises StartError if this process may not open ``needed`` more files, which ``what`` needs."""
+def check_descriptors(count: int, kind: str, needed: int) -> None:
+    """Raises StartError if this process may not open ``needed`` more files for so many 'ranks' or 'nodes'."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     needed += len(os.listdir("/dev/fd"))
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise StartError(
-            f"{what} need {needed} open files in this process, and the system allows {limit}: "
-            "choose fewer, or raise the limit (ulimit -n) and start the kernel again"
+            f"{count} {kind} need {needed} open files in this process, and the system allows {limit}: "
+            f"choose fewer {kind}, or raise the limit (ulimit -n) and start the kernel again"
         )
