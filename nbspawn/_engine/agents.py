@@ -92,9 +92,11 @@ class Agents:
         self._timer.start()
 
     def look_after(self) -> None:
-        """Close the connection to a node that is known to have died: the system may take long to notice."""
+        """Close the connections to nodes that are known to have died: the system may take long to notice."""
         for node, why in self.starter.failures().items():
             self.links[node].lose(why)
+        for link in self.links:
+            link.check()
 
     def close(self) -> None:
         """End the agents."""
@@ -186,6 +188,8 @@ def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
     are released, whose resources these may need."""
     with _lock:
         for found in list(_all):
+            if not found.in_use:
+                found.look_after()
             if found.starter != starter or not found.alive:
                 release(found)
         idle = [found for found in _all if not found.in_use]

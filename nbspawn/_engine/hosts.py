@@ -7,7 +7,7 @@ what it answers, has the numbers of that engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,6 @@ from nbspawn.errors import Failure, StartError
 
 _START_SECONDS = 60.0
 _NAMED = 4  # nodes in one sentence
-_MOST_PARTS = 1024  # of a log
 
 
 class HostRanks:
@@ -131,20 +130,27 @@ class HostRanks:
         return node.log_paths[rank - node.first]
 
     def fetch_log(self, rank: int, end_only: bool = False) -> str:
+        try:
+            if self._copies is None:
+                self._copies = run_directories.new(None, 0)
+            copy = self._copies.log(rank)
+            with open(copy, "wb") as file:
+                for part in self._log_parts(rank, end_only):
+                    file.write(part)
+        except OSError:  # no space; or the node does not answer
+            return self.log_path(rank)
+        return os.fspath(copy)
+
+    def _log_parts(self, rank: int, end_only: bool) -> Iterator[bytes]:
+        """The log, or its last part. Raises OSError if it cannot be had."""
         node = self._nodes.of(rank)
-        start, size = (-LOG_PART if end_only else 0), LOG_PART
-        parts: list[bytes] = []
-        while size == LOG_PART and len(parts) < (1 if end_only else _MOST_PARTS):
+        part, start = None, -LOG_PART if end_only else 0
+        while part is None or (len(part) == LOG_PART and not end_only):
             (part,) = self._nodes.ask("log_part", rank - node.first, start, only=node)
             if part is None:
-                return self.log_path(rank)
-            parts.append(part)
-            size, start = len(part), start + len(part)
-        if self._copies is None:
-            self._copies = run_directories.new(None, 0)
-        copy = self._copies.log(rank)
-        copy.write_bytes(b"".join(parts))
-        return os.fspath(copy)
+                raise OSError(f"{node.link.host} does not give it")
+            start += len(part)
+            yield part
 
     def pids(self) -> list[int]:
         return [pid for node in self._nodes if node.begun for pid in node.begun.pids]

@@ -62,7 +62,7 @@ class Link:
         if not self.lost:
             selector.register(self._control, selectors.EVENT_READ, self._control_is_ready)
             selector.register(self._bulk, selectors.EVENT_READ, self._bulk_is_ready)
-            selector.register(self._life, selectors.EVENT_READ, self._life_ends)
+            selector.register(self._life, selectors.EVENT_READ, self.check)
 
     def unwatch(self) -> None:
         """Report to no selector; what comes meanwhile waits."""
@@ -118,10 +118,11 @@ class Link:
         except (OSError, EOFError) as error:
             self.lose(error)
 
-    def _life_ends(self) -> None:
+    def check(self) -> None:
+        """Notice the agent's end, if it is known; also while nobody watches."""
         try:
             with suppress(BlockingIOError):
-                if not self._life.recv(1):
+                if not self.lost and not self._life.recv(1):
                     raise EOFError("its agent has ended")
         except (OSError, EOFError) as error:
             self.lose(error)

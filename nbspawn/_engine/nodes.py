@@ -96,7 +96,8 @@ class Nodes:
         """New events, after at most ``timeout`` seconds."""
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + _LOOK_AFTER
-            self._agents.look_after()
+            with self._lock:
+                self._agents.look_after()
         # An answer that was waited for may have come with events.
         self._urgent = bool(self._events)
         self._take(0.0 if self._urgent else timeout)

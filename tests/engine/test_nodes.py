@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ from nodes import Processes
 
 import nbspawn
 from nbspawn._engine import agents
+from nbspawn._engine.directories import run_directories
 from nbspawn._engine.hosts import HostRanks
 from nbspawn._engine.jobs import CellJob, FunctionJob
 from nbspawn._engine.options import LaunchOptions
@@ -162,9 +164,16 @@ def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(no
         assert kept.pool.regrouped
 
 
-def test_logs_are_copied_from_their_nodes(nodes: Processes) -> None:
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_logs_are_copied_from_their_nodes(nodes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     with Kept(nodes) as kept:
         kept.execute("for line in range(200_000): print('line', line, 'of', rank)")
+        with monkeypatch.context() as full:
+            full.setattr(run_directories, "new", no_space)
+            assert kept.pool.log_path(3) == kept.engine.log_path(3)
         for rank in (0, 3):
             lines = Path(kept.pool.log_path(rank)).read_text().splitlines()
             assert lines == [f"line {line} of {rank}" for line in range(200_000)]
@@ -250,6 +259,20 @@ def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> N
             assert gone(pids[2:])
         assert gone(pids)
         assert call(starter, places)[3][0] == 3  # with new agents
+    finally:
+        agents.release()
+
+
+@clean
+def test_an_agent_that_dies_between_two_runs_costs_nothing(workplace: str) -> None:
+    starter = Processes(2)
+    try:
+        call(starter, places)
+        first = starter.agents[1]
+        first.kill()
+        first.wait()
+        assert call(starter, places)[3][0] == 3
+        assert starter.agents[1] is not first
     finally:
         agents.release()
 
