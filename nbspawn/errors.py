@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from nbspawn._state.wording import ECHO, is_echo, ranges, signal_name, with_line
+from nbspawn._state.wording import ECHO, is_echo, on_host, ranges, signal_name, with_line
 
 _SEND_MODULES = (
     "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
@@ -148,8 +148,7 @@ def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[s
     others = tuple(rest)
     if first.host and "ModuleNotFoundError" in first.what:
         context = [f"{first.host} does not have that module. {_SEND_MODULES}", *context]
-    on = f" ({first.host})" if first.host else ""
-    head = f"rank {first.rank} of {world_size}{on}: {first.summary}"
+    head = f"rank {first.rank} of {world_size}{on_host([first.host])}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
         title = f"-- Process {first.rank} terminated with the following error:"
@@ -177,8 +176,7 @@ def _follow(first: Failure, others: Sequence[Failure]) -> list[str]:
         same.setdefault((when, other.summary), []).append(other)
     lines = []
     for (when, summary), failures in list(same.items())[:_FOLLOWED]:
-        hosts = {failure.host for failure in failures}
-        on = f" ({hosts.pop()})" if len(hosts) == 1 and hosts != {""} else ""
+        on = on_host(failure.host for failure in failures)
         who = f"rank{'s' if len(failures) > 1 else ''} {ranges(failure.rank for failure in failures)}{on}"
         lines.append(f"also {who}{when}: {summary}")
     rest = sum(len(failures) for failures in list(same.values())[_FOLLOWED:])

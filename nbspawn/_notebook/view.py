@@ -236,9 +236,10 @@ class _Table:
         seen = snapshot(run, self._pace.draw(run))
         if self.kind == "quiet":
             return
-        data = {"text/plain": text.table(seen)}
+        drawn = text.rows(seen)
+        data = {"text/plain": text.table(seen, drawn=drawn)}
         if self.kind == "html":
-            data["text/html"] = html.table(seen)
+            data["text/html"] = html.table(seen, drawn)
         if run.over and profile.worth_showing(self.profile):
             if self._unfolds:
                 data["text/plain"] += "\n\n" + profile.text(self.profile, seen)

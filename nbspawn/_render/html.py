@@ -7,6 +7,7 @@ styles only, no script, no id, nothing from outside, and no colour without a wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, NODE_WIDTH, Row, clip, heading, numbers, ports, rows
@@ -67,10 +68,10 @@ def _heading(snapshot: Snapshot) -> str:
     return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
 
 
-def table(snapshot: Snapshot) -> str:
-    """The run as HTML; every row is 20 px high, so that an update moves nothing."""
+def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
+    """The run as HTML; every row is 20 px high, so that an update moves nothing. ``drawn`` as in ``text.table``."""
     run = snapshot.run
-    drawn = rows(snapshot)
+    drawn = rows(snapshot) if drawn is None else drawn
     live = not run.over
     nodes = any(row.node for row in drawn)
     columns = numbers(run, drawn)

@@ -119,7 +119,7 @@ def rows(snapshot: Snapshot) -> list[Row]:
 
 
 def _node(run: Run, ranks: Sequence[RankStatus]) -> str:
-    hosts = {run.hosts[rank.rank] for rank in ranks} if run.hosts else {""}
+    hosts = {run.host(rank.rank) for rank in ranks}
     return f"{len(hosts)} nodes" if len(hosts) > 1 else hosts.pop()
 
 
@@ -148,12 +148,13 @@ def brief(snapshot: Snapshot) -> str:
     return "\n".join([*filter(None, [snapshot.run.banner]), f"{ranks} · {how} · {time}"])
 
 
-def table(snapshot: Snapshot, width: int = 100, color: bool = False) -> str:
-    """The run as lines of at most ``width`` columns (notes excepted: they are sentences)."""
+def table(snapshot: Snapshot, width: int = 100, color: bool = False, drawn: Sequence[Row] | None = None) -> str:
+    """The run as lines of at most ``width`` columns (notes excepted: they are sentences). ``drawn`` are its rows, where
+    they are known already."""
     run = snapshot.run
     ranks, how, time = heading(snapshot)
     lines = [*filter(None, [run.banner]), f"{ranks} · {clip(how, width - len(ranks) - len(time) - 6)} · {time}"]
-    drawn = rows(snapshot)
+    drawn = rows(snapshot) if drawn is None else drawn
     columns = {
         "rank": [row.label for row in drawn],
         **({"node": [clip(row.node, NODE_WIDTH) for row in drawn]} if any(row.node for row in drawn) else {}),
@@ -190,7 +191,7 @@ def ports(run: Run) -> str:
     return f"debugpy listens on 127.0.0.1: {', '.join(open_)}." if open_ else ""
 
 
-def numbers(run: Run, drawn: list[Row]) -> dict[str, list[str]]:
+def numbers(run: Run, drawn: Sequence[Row]) -> dict[str, list[str]]:
     """The columns of numbers: while ranks run, what they use (if at least one row has it); then, how long each took."""
     if run.over:
         return {"time": [duration(row.seconds) for row in drawn]}

@@ -160,6 +160,10 @@ class Run:
             return elsewhere(frame)
         return self.source[frame.line - 1].strip() if frame.line <= len(self.source) else ""
 
+    def host(self, rank: int) -> str:
+        """The name of its machine, if there are several; else ''."""
+        return self.hosts[rank] if self.hosts else ""
+
     @property
     def over(self) -> bool:
         """Whether every rank's process has ended, or, of kept ranks, what it ran."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from nbspawn._state.run import FINAL, RankStatus, Run
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.wording import name_ranks
+from nbspawn._state.wording import name_ranks, on_host
 
 PATIENCE = 5.0  # seconds
 _LONGER = 2.0  # times the longest wait that this run has seen end
@@ -74,16 +74,11 @@ def _elsewhere(snapshot: Snapshot, others: Sequence[RankStatus]) -> list[str]:
     for rank in others:
         groups.setdefault(_doing(snapshot, rank), []).append(rank.rank)
     plural = {"is": "are", "has": "have"}
-    return [
-        f"{name_ranks(ranks)}{_on(snapshot.run, ranks)} {verb if len(ranks) == 1 else plural[verb]} {rest}."
-        for (verb, rest), ranks in groups.items()
-    ]
-
-
-def _on(run: Run, ranks: Sequence[int]) -> str:
-    """The name of their machine, if it is one of several."""
-    hosts = {run.hosts[rank] for rank in ranks} if run.hosts else set()
-    return f" ({hosts.pop()})" if len(hosts) == 1 else ""
+    sentences = []
+    for (verb, rest), ranks in groups.items():
+        who = name_ranks(ranks) + on_host(map(snapshot.run.host, ranks))
+        sentences.append(f"{who} {verb if len(ranks) == 1 else plural[verb]} {rest}.")
+    return sentences
 
 
 def _doing(snapshot: Snapshot, rank: RankStatus) -> tuple[str, str]:

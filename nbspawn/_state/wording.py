@@ -55,6 +55,13 @@ def few_ranges(ranks: Iterable[int], width: int) -> str:
     return (whole[:fits] if fits > 0 else str(ranks[0])) + many
 
 
+def on_host(hosts: Iterable[str]) -> str:
+    """' (host2)', if these are the names of one of several machines; '' for several, and where there is one."""
+    names = set(hosts)
+    name = names.pop() if len(names) == 1 else ""
+    return f" ({name})" if name else ""
+
+
 def is_echo(*texts: str) -> bool:
     """Is this error only the echo of a peer's end? Collectives raise such errors when their other side has gone."""
     return any(sign in text for text in texts for sign in _ECHOES)

@@ -91,6 +91,13 @@ def test_waits_that_this_run_has_seen_end_are_normal() -> None:
     assert sentence(run, 71.0).startswith("Ranks 0 and 2-3 have waited 41 s")
 
 
+def test_over_several_machines_the_rank_that_does_not_come_has_its_host() -> None:
+    run = replace(run_of(*WAIT, at(1, 4, 1.0)), hosts=("host1", "host1", "host2", "host2"))
+    assert " Rank 1 (host1) is at line 4" in sentence(run, 60.0)
+    run = replace(run, hosts=())
+    assert " Rank 1 is at line 4" in sentence(run, 60.0)
+
+
 def test_a_rank_that_has_returned_will_never_arrive() -> None:
     run = run_of(*WAIT, Returned(1, 2.0, Value.of(None), 0), Exited(1, 2.0, 0))
     assert sentence(run, 15.0).endswith("Rank 1 has returned.")
