@@ -5,11 +5,8 @@ It ends with the connection to the kernel, and its ranks end with it, as they do
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import pickle
-import queue
 import socket
 import sys
 import threading
@@ -21,14 +18,14 @@ from functools import partial
 from typing import Any
 
 from nbspawn._agent import interfaces
-from nbspawn._agent.clock import Clock
+from nbspawn._agent.connections import Connections, Received
 from nbspawn._agent.translation import Translation
 from nbspawn._engine.agents import versions
 from nbspawn._engine.context import LocalContext
 from nbspawn._engine.forkserver import server
 from nbspawn._engine.launch import start
 from nbspawn._engine.start_method import Start
-from nbspawn._protocol import connection, shared_memory
+from nbspawn._protocol import connection
 from nbspawn._protocol.agents import (
     CALLS,
     LOG_PART,
@@ -36,46 +33,19 @@ from nbspawn._protocol.agents import (
     Begin,
     Begun,
     Call,
-    ClockTold,
     Hello,
     Refused,
     Reported,
     RunNext,
     Status,
-    Transfer,
-    WithBuffers,
 )
-from nbspawn._protocol.messages import UNHURRIED, Event, Returned, RunCell, RunFunction
+from nbspawn._protocol.messages import UNHURRIED, Event, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._rank.stores import tcp_store
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens
 _GATHER = 0.05  # seconds for which events that are not urgent are gathered
-_LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
-
-
-class Received:
-    """What came over bulk, or still comes; to ``launch.start`` it is what a ``Packed`` is in the kernel."""
-
-    spawn_arguments: tuple[Any, ...] = ()
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.sizes = transfer.sizes
-        self.total = sum(shared_memory.places(transfer.sizes)[-1])
-        self.fds = shared_memory.empty_files(self.total)
-        self.arrived = threading.Event()
-
-    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
-        """Wait until it is there; the connection's thread writes it."""
-        while not self.arrived.wait(0.05) and not give_up():
-            pass
-
-    def close(self) -> None:
-        """Close the files, once the connection's thread writes to them no more."""
-        self.arrived.wait()
-        shared_memory.close(self.fds)
-        self.fds = ()
 
 
 class Node:
@@ -83,16 +53,7 @@ class Node:
 
     def __init__(self, control: socket.socket, bulk: socket.socket, slow_dns: bool) -> None:
         self._slow_dns = slow_dns
-        self._control, self._bulk = control, bulk
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
-        self._expected: dict[int, Received] = {}
-        self._bulk_lost = threading.Event()
-        self._lock = threading.Lock()  # of what is expected
-        self._changed = threading.Condition(self._lock)
-        self._numbers = itertools.count(1)
-        self._sending = threading.Lock()  # over control
-        self._clock = Clock()
+        self._kernel = Connections(control, bulk, self._wake)
         self._context: LocalContext | None = None
         self._translation: Translation | None = None
         self._gathered: list[Event] = []
@@ -104,13 +65,12 @@ class Node:
 
     def run(self) -> None:
         """Serve the kernel, until the connection to it ends."""
-        for work in (self._read_control, self._read_bulk, self._write_bulk):
-            threading.Thread(target=work, name=f"nbspawn-{work.__name__}", daemon=True).start()
         try:
-            self._ask_for_the_time()
+            self._kernel.start()
             while True:
                 self._report()
-                if (found := self._next()) is None:
+                context = self._context
+                if (found := self._kernel.next(block=context is None or context.over)) is None:
                     continue
                 message, received = found
                 if isinstance(message, Exception):
@@ -127,70 +87,10 @@ class Node:
             if self._context is not None:
                 self._context.dispose()
 
-    # ------------------------------------------------------------ connections, in threads of their own
-
-    def _read_control(self) -> None:
-        try:
-            while True:
-                message, received = connection.receive(self._control), None
-                if isinstance(message, ClockTold):
-                    self._clock.learn(message)
-                    self._ask_for_the_time()
-                    continue
-                if isinstance(message, (Begin, RunNext)) and message.transfer is not None:
-                    received = Received(message.transfer)
-                    with self._changed:
-                        self._expected[message.transfer.number] = received
-                        self._changed.notify_all()
-                    if self._bulk_lost.is_set():
-                        received.arrived.set()
-                self._put(message, received)
-        except (OSError, EOFError) as lost:
-            self._put(lost)
-            self._clock.known.set()  # nobody must wait for it
-
-    def _put(self, message: Any, received: Received | None = None) -> None:
-        self._inbox.put((message, received))
+    def _wake(self) -> None:
         context = self._context
         if context is not None:
             context.wake()
-
-    def _read_bulk(self) -> None:
-        try:
-            while True:
-                head = connection.receive_exactly(self._bulk, connection.TRANSFER.size)
-                number, total = connection.TRANSFER.unpack(head)
-                with self._changed:
-                    self._changed.wait_for(partial(self._expected.__contains__, number))
-                shared_memory.fill_from(self._expected[number].fds, total, self._some_bytes)
-                self._expected.pop(number).arrived.set()
-        except (OSError, EOFError) as lost:
-            self._bulk_lost.set()
-            for received in list(self._expected.values()):  # nobody must wait for the rest
-                received.arrived.set()
-            self._put(lost)
-
-    def _some_bytes(self, most: int) -> bytes:
-        data = self._bulk.recv(most)
-        if not data:
-            raise EOFError("the kernel has closed the connection")
-        return data
-
-    def _write_bulk(self) -> None:
-        try:
-            while True:
-                transfer, buffers = self._large.get()
-                fd = shared_memory.write(buffers)
-                try:
-                    total = os.fstat(fd).st_size
-                    self._bulk.sendall(connection.TRANSFER.pack(transfer.number, total))
-                    sent = 0
-                    while sent < total:
-                        sent += os.sendfile(self._bulk.fileno(), fd, sent, total - sent)
-                finally:
-                    os.close(fd)
-        except OSError as lost:
-            self._put(lost)
 
     # ------------------------------------------------------------ what happens here
 
@@ -198,8 +98,8 @@ class Node:
         context, translation = self._context, self._translation
         if context is None or translation is None:
             return
-        self._ask_for_the_time()
-        wait = min(_TICK, max(0.0, self._send_at - time.monotonic())) if self._inbox.empty() else 0.0
+        self._kernel.ask_for_the_time()
+        wait = 0.0 if self._kernel.waiting else min(_TICK, max(0.0, self._send_at - time.monotonic()))
         events = [] if context.over else [translation.event(event) for event in context.poll(wait)]
         status = Status(
             self._command_number,
@@ -210,10 +110,9 @@ class Node:
         )
         urgent = status != self._status or not all(isinstance(event, UNHURRIED) for event in events)
         for event in events:
-            if (large := self._with_buffers(event)) is not None:
+            if (large := self._kernel.with_buffers(event)) is not None:
                 self._flush(status)  # what it has printed comes first
-                self._send(large[0])
-                self._large.put(large[1:])
+                self._kernel.send_large(*large)
             else:
                 self._send_at = min(self._send_at, time.monotonic() + _GATHER)
                 self._gathered.append(event)
@@ -222,64 +121,28 @@ class Node:
 
     def _flush(self, status: Status) -> None:
         if self._gathered or status != self._status:
-            self._send(Reported(tuple(self._gathered), status))
+            self._kernel.send(Reported(tuple(self._gathered), status))
         self._status, self._send_at = status, math.inf
         self._gathered.clear()
 
-    def _with_buffers(self, event: Event) -> tuple[WithBuffers, Transfer, list[memoryview]] | None:
-        """A value with large buffers, and these: they go over bulk, beside what else happens."""
-        if not isinstance(event, Returned):
-            return None
-        buffers: list[memoryview] = []
-
-        def stays(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < _LARGE:
-                return True
-            buffers.append(raw)
-            return False
-
-        body = pickle.dumps(event, protocol=5, buffer_callback=stays)
-        if not buffers:
-            return None
-        transfer = Transfer(next(self._numbers), tuple(buffer.nbytes for buffer in buffers))
-        return WithBuffers(transfer, body), transfer, buffers
-
-    def _send(self, message: object) -> None:
-        with self._sending:
-            self._control.sendall(connection.frame(message))
-
-    def _ask_for_the_time(self) -> None:
-        if (question := self._clock.question()) is not None:
-            self._send(question)
-
     # ------------------------------------------------------------ what the kernel asks for
-
-    def _next(self) -> tuple[Any, Received | None] | None:
-        """The kernel's next message; None if there is none and ranks are to be watched."""
-        context = self._context
-        try:
-            found: tuple[Any, Received | None] = self._inbox.get(block=context is None or context.over)
-            return found
-        except queue.Empty:
-            return None
 
     def _begin(self, begin: Begin, received: Received) -> None:
         self._command_number = begin.command.command_number
-        self._clock.known.wait()
+        self._kernel.clock.known.wait()
         place = replace(begin.place, slow_dns=self._slow_dns)
-        self._translation = Translation(place, self._clock)
+        self._translation = Translation(place, self._kernel.clock)
         try:
             server.get(environment={**os.environ, **begin.options.env})
             how = Start("forkserver", "", received, True)  # type: ignore[arg-type]
             self._context = start(begin.command, how, begin.options, place=place, notebook=begin.notebook)
         except (SpawnError, OSError) as refusal:
             received.close()
-            self._send(Refused(str(refusal)))
+            self._kernel.send(Refused(str(refusal)))
             return
         context, self._status = self._context, None
         paths = tuple(context.log_path(rank) for rank in range(context.nprocs))
-        self._send(Begun(tuple(process.pid or 0 for process in context.processes), context.log_dir, paths))
+        self._kernel.send(Begun(tuple(process.pid or 0 for process in context.processes), context.log_dir, paths))
 
     def _run_next(self, message: RunNext, received: Received | None) -> None:
         if self._context is None:
@@ -314,7 +177,7 @@ class Node:
             self._gathered.clear()
             value = True
         if call.number:
-            self._send(Answer(call.number, value))
+            self._kernel.send(Answer(call.number, value))
 
     def _log_part(self, rank: int, start: int) -> bytes | None:
         """The next bytes of a rank's log, from ``start`` (from the end, if that is negative); None if it is lost."""
@@ -328,7 +191,7 @@ class Node:
     def _serve_store(self) -> tuple[str, int]:
         """A TCPStore for the ranks of all nodes, at this node's address; it lives as long as the agent."""
         if self._store is None:
-            host = self._control.getsockname()[0]
+            host = self._kernel.address
             with socket.socket() as listener:
                 listener.bind((host, 0))
                 listener.listen(1024)

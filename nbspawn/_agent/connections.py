@@ -1,0 +1,178 @@
+"""This node's ends of the connections to the kernel: threads read and write them, while ranks are watched."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nbspawn._agent.clock import Clock
+from nbspawn._protocol import connection, shared_memory
+from nbspawn._protocol.agents import Begin, ClockTold, RunNext, Transfer, WithBuffers
+from nbspawn._protocol.messages import Event, Returned
+
+_LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
+
+
+class Received:
+    """What came over bulk, or still comes; to ``launch.start`` it is what a ``Packed`` is in the kernel."""
+
+    spawn_arguments: tuple[Any, ...] = ()
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.sizes = transfer.sizes
+        self.total = sum(shared_memory.places(transfer.sizes)[-1])
+        self.fds = shared_memory.empty_files(self.total)
+        self.arrived = threading.Event()
+
+    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
+        """Wait until it is there; the connection's thread writes it."""
+        while not self.arrived.wait(0.05) and not give_up():
+            pass
+
+    def close(self) -> None:
+        """Close the files, once the connection's thread writes to them no more."""
+        self.arrived.wait()
+        shared_memory.close(self.fds)
+        self.fds = ()
+
+
+class Connections:
+    """``wake`` is called, in a thread, when a message of the kernel has come."""
+
+    def __init__(self, control: socket.socket, bulk: socket.socket, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.clock = Clock()
+        self._control, self._bulk = control, bulk
+        self._inbox: queue.SimpleQueue[tuple[Any, Received | None]] = queue.SimpleQueue()
+        self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
+        self._expected: dict[int, Received] = {}
+        self._bulk_lost = threading.Event()
+        self._changed = threading.Condition()  # of what is expected
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()  # over control
+
+    def start(self) -> None:
+        """Read and write from now on."""
+        for work in (self._read_control, self._read_bulk, self._write_bulk):
+            threading.Thread(target=work, name=f"nbspawn-{work.__name__}", daemon=True).start()
+        self.ask_for_the_time()
+
+    @property
+    def address(self) -> str:
+        """This node's own, at which the kernel sees it."""
+        return str(self._control.getsockname()[0])
+
+    @property
+    def waiting(self) -> bool:
+        """Has a message come that was not taken?"""
+        return not self._inbox.empty()
+
+    def next(self, block: bool) -> tuple[Any, Received | None] | None:
+        """The kernel's next message, with what comes over bulk for it; an exception is the end of a connection. None
+        if there is none."""
+        try:
+            return self._inbox.get(block=block)
+        except queue.Empty:
+            return None
+
+    def send(self, message: object) -> None:
+        """Send a message; waits while the kernel does not read."""
+        with self._sending:
+            self._control.sendall(connection.frame(message))
+
+    def send_large(self, message: WithBuffers, buffers: list[memoryview]) -> None:
+        """Send a message, and its buffers over bulk, beside what else happens."""
+        self.send(message)
+        self._large.put((message.transfer, buffers))
+
+    def with_buffers(self, event: Event) -> tuple[WithBuffers, list[memoryview]] | None:
+        """A value with large buffers, taken apart for ``send_large``; None for any other event."""
+        if not isinstance(event, Returned):
+            return None
+        buffers: list[memoryview] = []
+
+        def stays(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _LARGE:
+                return True
+            buffers.append(raw)
+            return False
+
+        body = pickle.dumps(event, protocol=5, buffer_callback=stays)
+        if not buffers:
+            return None
+        transfer = Transfer(next(self._numbers), tuple(buffer.nbytes for buffer in buffers))
+        return WithBuffers(transfer, body), buffers
+
+    def ask_for_the_time(self) -> None:
+        """If that is due."""
+        if (question := self.clock.question()) is not None:
+            self.send(question)
+
+    def _read_control(self) -> None:
+        try:
+            while True:
+                message, received = connection.receive(self._control), None
+                if isinstance(message, ClockTold):
+                    self.clock.learn(message)
+                    self.ask_for_the_time()
+                    continue
+                if isinstance(message, (Begin, RunNext)) and message.transfer is not None:
+                    received = Received(message.transfer)
+                    with self._changed:
+                        self._expected[message.transfer.number] = received
+                        self._changed.notify_all()
+                    if self._bulk_lost.is_set():
+                        received.arrived.set()
+                self._put(message, received)
+        except (OSError, EOFError) as lost:
+            self._put(lost)
+            self.clock.known.set()  # nobody must wait for it
+
+    def _put(self, message: Any, received: Received | None = None) -> None:
+        self._inbox.put((message, received))
+        self.wake()
+
+    def _read_bulk(self) -> None:
+        try:
+            while True:
+                head = connection.receive_exactly(self._bulk, connection.TRANSFER.size)
+                number, total = connection.TRANSFER.unpack(head)
+                with self._changed:
+                    self._changed.wait_for(partial(self._expected.__contains__, number))
+                shared_memory.fill_from(self._expected[number].fds, total, self._some_bytes)
+                self._expected.pop(number).arrived.set()
+        except (OSError, EOFError) as lost:
+            self._bulk_lost.set()
+            for received in list(self._expected.values()):  # nobody must wait for the rest
+                received.arrived.set()
+            self._put(lost)
+
+    def _some_bytes(self, most: int) -> bytes:
+        data = self._bulk.recv(most)
+        if not data:
+            raise EOFError("the kernel has closed the connection")
+        return data
+
+    def _write_bulk(self) -> None:
+        try:
+            while True:
+                transfer, buffers = self._large.get()
+                fd = shared_memory.write(buffers)
+                try:
+                    total = os.fstat(fd).st_size
+                    self._bulk.sendall(connection.TRANSFER.pack(transfer.number, total))
+                    sent = 0
+                    while sent < total:
+                        sent += os.sendfile(self._bulk.fileno(), fd, sent, total - sent)
+                finally:
+                    os.close(fd)
+        except OSError as lost:
+            self._put(lost)
