@@ -91,7 +91,7 @@ class Failure:
     @property
     def is_echo(self) -> bool:
         """Is this only the echo of a peer's end? Such errors come from collectives whose other side has gone."""
-        return is_echo(self.what, self.traceback)
+        return self.exitcode is None and is_echo(self.what, self.traceback)
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:

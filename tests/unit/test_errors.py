@@ -23,6 +23,17 @@ def test_failures_that_clocks_cannot_order_are_said_to_be_simultaneous() -> None
     ]
 
 
+def test_a_node_that_is_lost_is_no_echo_whatever_the_system_says_of_it() -> None:
+    """A cut link was seen as "Connection reset by peer", which gloo says of a rank that has ended."""
+    what = "its node host2 was lost ([Errno 104] Connection reset by peer)"
+    lost = Failure(5, 1, 11.0, -9, what, node=1, host="host2")
+    echo = on(1, 0, 10.0, "RuntimeError: Connection closed by peer")
+    assert lines(echo, lost) == [
+        f"rank 5 of 8 (host2): {what}",
+        "also rank 0 (host1): lost the connection to a rank that had ended",
+    ]
+
+
 def test_one_machine_has_one_clock() -> None:
     assert lines(on(1, 0, 10.0), on(1, 1, 10.0001)) == [
         "rank 0 of 8 (host1): KeyError: 1",
