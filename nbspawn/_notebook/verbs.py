@@ -29,7 +29,7 @@ VERBS = (
         "R",
         "open the debugger in a busy rank; an idle one stops at the first line of its next cell",
     ),
-    Verb("logs", "R", "show the path of a rank's log"),
+    Verb("logs", "R", "show the path of a rank's log, or of a copy of it if that is on another machine"),
     Verb("release", "", "give the nodes of a cluster back that no ranks use"),
     Verb("auto", "on|off", "run every later plain cell in the ranks, as if it began with `%%ranks`"),
 )
