@@ -388,6 +388,7 @@ def start_in_frozen_server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def freeze(*args: Any, **kwargs: Any) -> bytes:
         os.kill(frozen, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(frozen).status() == psutil.STATUS_STOPPED, "the signal has arrived")
         return give(*args, **kwargs)
 
     with monkeypatch.context() as patch:
