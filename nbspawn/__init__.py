@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nbspawn._api import spawn as spawn
     from nbspawn._api import start_processes as start_processes
     from nbspawn._engine.context import LocalContext as LocalContext
+    from nbspawn._notebook.interact import interact as interact
     from nbspawn._results import Results as Results
     from nbspawn._session.background import BackgroundRun as BackgroundRun
     from nbspawn._session_api import RankSubset as RankSubset
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 _HOME = {
     "spawn": "nbspawn._api",
     "start_processes": "nbspawn._api",
+    "interact": "nbspawn._notebook.interact",
     "Session": "nbspawn._session_api",
     "RankSubset": "nbspawn._session_api",
     "Results": "nbspawn._results",
@@ -59,6 +61,7 @@ __all__ = [
     "StartError",
     "UsageError",
     "__version__",
+    "interact",
     "spawn",
     "start_processes",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from nbspawn._payload.packing import UnpicklableError, Value
@@ -36,6 +36,7 @@ class Results(Sequence[T]):
         self._values = tuple(values)
         self.ranks = tuple(range(len(values)) if ranks is None else ranks)
         """The numbers of the ranks, in the order of the values."""
+        self._timeline: Callable[[], list[dict[str, Any]]] = list
 
     def __len__(self) -> int:
         return len(self._values)
@@ -57,6 +58,22 @@ class Results(Sequence[T]):
 
     def __iter__(self) -> Iterator[T]:
         return (self._value(index) for index in range(len(self)))
+
+    @property
+    def timeline(self) -> list[dict[str, Any]]:
+        """What each rank did when, from the samples that are taken two to ten times a second.
+
+        Returns:
+            A list of dicts, which ``pandas.DataFrame`` takes: the ``rank`` spent ``seconds`` of the time between
+            ``start`` and ``end`` (seconds since the run began) at this ``line`` of this ``file`` (``Cell In[5]``; None
+            and '' outside of the user's code), whose text is ``source``; ``waiting``: for other ranks. However long a
+            run lasts, there are at most 120 such times for each rank. A run of less than a tenth of a second has none.
+        """
+        return self._timeline()
+
+    def set_timeline(self, timeline: Callable[[], list[dict[str, Any]]]) -> None:
+        """Set what makes the timeline when it is asked for."""
+        self._timeline = timeline
 
     @property
     def by_rank(self) -> dict[int, T]:

@@ -305,6 +305,9 @@ class Session(RankSubset):
     def __repr__(self) -> str:
         return f"<Session of {len(self)} ranks: {self.ended or ', '.join(dict.fromkeys(self._pool.states()))}>"
 
+    def _ipython_display_(self, **_: Any) -> None:
+        views.display(self._pool, repr(self))
+
     def __enter__(self) -> Session:
         return self.start()
 

@@ -156,7 +156,7 @@ class HostRanks:
         return [pid for node in self._nodes if node.begun for pid in node.begun.pids]
 
     def usage(self) -> list[Reading]:
-        none = Reading(0.0, 0.0, 0, -1)
+        none = Reading(0.0, 0.0, 0, 0, -1, -1)
         answers = self._nodes.ask("usage")
         return [
             reading for node, one in zip(self._nodes, answers, strict=True) for reading in one or [none] * node.count

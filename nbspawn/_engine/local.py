@@ -243,6 +243,8 @@ class LocalRanks(ProcessContext):
         elif number != self._command.numbers[event.rank] and not isinstance(event, Listening):
             _log.warning("rank %d: a %s of command %d is not for this one", event.rank, type(event).__name__, number)
             return
+        if isinstance(event, Report):
+            self._events += self._gauges.change(event.rank)
         offset = getattr(event, "offset", None)
         if offset is not None:
             self._events += self._logs.read_to(event.rank, offset)
@@ -264,6 +266,7 @@ class LocalRanks(ProcessContext):
         self._command.busy.discard(rank)
         self._resources.hub.drain()
         self._events += self._logs.read_rest(rank)
+        self._events += self._gauges.change(rank)
         if pid is not None:
             signals.kill_group(pid)
         moment = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reads the gauges of a run's ranks (_protocol/gauges.py), once a second."""
+"""Reads the gauges of a run's ranks (_protocol/gauges.py): once a second, and when a rank has ended its command."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ class GaugeReader:
     def changes(self, ranks: Iterable[int], now: float) -> list[Measured]:
         """The gauges of those of these ranks that have moved them since the last reading."""
         self._read_at = now
-        moved = []
-        for rank in ranks:
-            reading = gauges.read(self._fd, rank)
-            if reading.time != self._last.get(rank, 0.0):
-                self._last[rank] = reading.time
-                moved.append(Measured(rank, *reading))
-        return moved
+        return [measured for rank in ranks for measured in self.change(rank)]
+
+    def change(self, rank: int) -> list[Measured]:
+        """The same of one rank: empty, or one."""
+        reading = gauges.read(self._fd, rank)
+        if reading.time == self._last.get(rank, 0.0):
+            return []
+        self._last[rank] = reading.time
+        return [Measured(rank, *reading)]
 
     def usage(self) -> list[gauges.Reading]:
         """What each rank uses, as it last reported."""

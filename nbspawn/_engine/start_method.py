@@ -19,14 +19,14 @@ _TORCH_NAMES = {"fork": "fork", "forkserver": FORKSERVER, "spawn": SPAWN}
 
 @dataclass(frozen=True)
 class Start:
-    """``method`` is 'fork', 'forkserver' or 'spawn', ``why`` the reason, for the view; ``packed`` is the packed job,
-    except under fork."""
+    """``method`` is 'fork', 'forkserver' or 'spawn', ``why`` the reason; ``packed`` is the packed job, except under
+    fork."""
 
     method: str
     why: str
     packed: Packed | None = None
-    warm: bool = False
-    """Was the fork server ready when it was needed?"""
+    news: bool = False
+    """Does the view show the reason? Not if the user asked for the method, or it is the usual one."""
 
     @property
     def torch_name(self) -> str:
@@ -36,9 +36,7 @@ class Start:
     @property
     def title(self) -> str:
         """The name in the view."""
-        if self.method == "forkserver":
-            return "fork server" + (" (warm)" if self.warm else "")
-        return self.method
+        return "fork server" if self.method == "forkserver" else self.method
 
 
 def choose(
@@ -68,7 +66,7 @@ def choose(
         return Start("spawn", "as you asked", pack())
     if requested == "forkserver":
         waited = _wait_for_server(needed, environment, give_up)
-        return Start("forkserver", waited or "as you asked", pack(), not waited)
+        return Start("forkserver", waited or "as you asked", pack(), bool(waited))
     try:
         packed = pack()
     except PayloadError as stuck:
@@ -80,7 +78,7 @@ def choose(
         if isinstance(failure, StartError):
             return _fork_instead(failure, variables)
         raise
-    return Start("forkserver", waited or f"everything that the {kind} uses can travel", packed, not waited)
+    return Start("forkserver", waited or f"everything that the {kind} uses can travel", packed, bool(waited))
 
 
 def _wait_for_server(
@@ -119,10 +117,10 @@ def _fork_instead(refusal: PayloadError | StartError, variables: Mapping[str, ob
         if hazards:
             also = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
             raise PayloadError(f"{refusal}\n{also}", refusal.culprit) from None
-        return Start("fork", f"{refusal.culprit} cannot travel, and fork is safe here")
+        return Start("fork", f"{refusal.culprit} cannot travel, and fork is safe here", news=True)
     if hazards:
         raise StartError(f"{refusal}\nAnd fork is unsafe: {_join(hazards)}.") from None
-    return Start("fork", f"safe here, and {refusal}")
+    return Start("fork", f"safe here, and {refusal}", news=True)
 
 
 def _join(hazards: list[str]) -> str:

@@ -11,12 +11,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
 
 from nbspawn._notebook.console import ConsoleView
-from nbspawn._notebook.view import NotebookView
+from nbspawn._notebook.view import NotebookView, ViewControls
 from nbspawn._session import views
 from nbspawn._session.background import Attachment, BackgroundView
+from nbspawn._session.views import Prompter
 
 PLACES = 12
 """Displays of ranks that are shown at the same time; a newer one replaces the oldest."""
@@ -75,14 +75,19 @@ class TextDisplay:
 
 
 def notebook_view(
-    shell: Any, kind: str, profile: bool, controls: bool, only: Collection[int] | None = None
+    publish: Callable[..., None],
+    kind: str,
+    profile: bool,
+    controls: ViewControls | None,
+    only: Collection[int] | None = None,
+    prompter: Prompter | None = None,
 ) -> BackgroundView:
-    """The view under a notebook's cell."""
-    attachment = Attachment(replay=True)
-    publish = shell.display_pub.publish
-    text, error = TextDisplay(publish, attachment.write), TextDisplay(publish)
+    """The view under a notebook's cell, or in a widget. ``prompter`` asks the user in the view itself; None: a cell
+    that attaches shows the questions, and what is printed."""
+    attachment = Attachment(replay=prompter is None)
+    text, error = TextDisplay(publish, attachment.write if prompter is None else bool), TextDisplay(publish)
     view = NotebookView(
-        shell, kind, profile, controls, only, prompter=attachment, text=text, error=error, places=PLACES
+        publish, kind, profile, controls, only, prompter or attachment, text=text, error=error, places=PLACES
     )
     return BackgroundView(view, attachment, error.replace)
 

@@ -52,16 +52,15 @@ class ConsoleView:
         """What the user has requested; the terminal itself has no buttons."""
         return self._prompter.actions()
 
-    def open(self, run: Run) -> None:
+    def open(self, run: Run, profile: Profile) -> None:
         """Nothing is shown until a rank prints, or ``AT_ONCE`` seconds have passed."""
         self.run = run
         self._lines.open(run)
-        self._profile = Profile(run.cell)
+        self._profile = profile
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; displays are shown as text."""
         self.run = run
-        self._profile.add(events)
         self._lines.debugging = "debugging" in run.counts
         self._lines.add(_as_text(event) for event in events if isinstance(event, (Printed, DisplayData)))
         self._lines.flush(if_due=True)

@@ -34,6 +34,7 @@ class _Extension:
         shell.events.register("post_run_cell", self._after_cell)
         views.make_default = lambda: front_end.default_view(shell)
         views.make_background = lambda: front_end.default_background_view(shell)
+        views.display = lambda subject, text: front_end.display(shell, subject, text)
         views.cell_names = self._cell_names
         views.colors = lambda: shell.colors
         atexit.register(_end_ranks)
@@ -51,6 +52,7 @@ class _Extension:
         shell.events.unregister("post_run_cell", self._after_cell)
         views.make_default = views.StreamView
         views.make_background = None
+        views.display = views.print_text
         views.cell_names = dict
         views.colors = str
         atexit.unregister(_end_ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from nbspawn._session.views import View
 
 if TYPE_CHECKING:
-    from nbspawn._session.background import BackgroundView
+    from nbspawn._notebook.controls import Controls
+    from nbspawn._session.background import BackgroundRun, BackgroundView
+    from nbspawn._session.pool import Pool
 
 
 def in_kernel(shell: Any) -> bool:
@@ -42,11 +45,26 @@ def background_view(shell: Any, given: Any) -> BackgroundView:
     return _background(shell, given.view, given.profile, given.local_ranks_filter)
 
 
+def display(shell: Any, subject: Pool | BackgroundRun, text: str) -> None:
+    """Display a session or a background run: as a panel where there are widgets. A run has none in the cell under which
+    it is shown anyway."""
+    from nbspawn._session.background import BackgroundRun
+
+    here = isinstance(subject, BackgroundRun) and subject.cell == shell.execution_count
+    if in_kernel(shell) and not here and importlib.util.find_spec("ipywidgets") is not None:
+        from nbspawn._notebook import panel
+
+        panel.show(subject, text)
+    else:
+        print(text)
+
+
 def _foreground(shell: Any, kind: str, profile: bool, only: frozenset[int] | None) -> View:
     if in_kernel(shell):
         from nbspawn._notebook.view import NotebookView
 
-        return NotebookView(shell, _kind(kind), profile, _with_controls(shell, kind), only=only)
+        # Stored by the view, because `%%capture` in a later cell replaces the shell's publisher for a while.
+        return NotebookView(shell.display_pub.publish, _kind(kind), profile, _controls(shell, kind), only=only)
     from nbspawn._notebook.console import ConsoleView
 
     return ConsoleView(live=can_redraw(shell), table=kind != "quiet", profile=profile, only=only)
@@ -56,7 +74,9 @@ def _background(shell: Any, kind: str, profile: bool, only: frozenset[int] | Non
     from nbspawn._notebook import background
 
     if in_kernel(shell):
-        return background.notebook_view(shell, _kind(kind), profile, _with_controls(shell, kind), only)
+        controls = _controls(shell, kind, between_cells=True)
+        view = background.notebook_view(shell.display_pub.publish, _kind(kind), profile, controls, only)
+        return view._replace(cell=shell.execution_count)
     return background.console_view(kind != "quiet", profile, only)
 
 
@@ -64,6 +84,10 @@ def _kind(kind: str) -> str:
     return "html" if kind in ("auto", "widget") else kind
 
 
-def _with_controls(shell: Any, kind: str) -> bool:
-    """Are there buttons? By default not under nbclient and papermill, where stdin is off: no user is there to click."""
-    return kind == "widget" or (kind == "auto" and bool(getattr(shell.kernel, "_allow_stdin", False)))
+def _controls(shell: Any, kind: str, between_cells: bool = False) -> Controls | None:
+    """The buttons. By default none under nbclient and papermill, where stdin is off: no user is there to click."""
+    if kind != "widget" and not (kind == "auto" and getattr(shell.kernel, "_allow_stdin", False)):
+        return None
+    from nbspawn._notebook.controls import Controls
+
+    return Controls(shell.kernel, shell.display_pub.publish, between_cells)

@@ -14,8 +14,9 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
 from nbspawn._rank import namespace
-from nbspawn._render import stacks
-from nbspawn._render.text import duration, size
+from nbspawn._render import kept, stacks
+from nbspawn._render.kept import KeptRank
+from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import CommandOptions
@@ -253,18 +254,19 @@ def _forget(sessions: Sessions) -> None:
 
 
 def _table(name: str, session: Pool) -> str:
-    head = f"{session.nprocs} ranks{_at(name)}"
-    if session.ended:
-        return f"{head} · ended: {session.ended}"
-    lines = [
-        f"{head} · {session.how} · for {duration(time.monotonic() - session.since)}",
-        f"rank  {'state':<18}  {'pid':<8}  {'memory':>7}  device",
+    return kept.text(*idle_table(session, _at(name)))
+
+
+def idle_table(pool: Pool, name: str = "") -> tuple[str, list[KeptRank]]:
+    """The heading, and the ranks; none if they have ended. ``name`` follows the number of ranks."""
+    head = f"{pool.nprocs} ranks{name}"
+    if pool.ended or not pool.how:
+        return f"{head} · {f'ended: {pool.ended}' if pool.ended else 'not started yet'}", []
+    ranks = [
+        KeptRank(rank, state, pid, *memory)
+        for rank, (state, pid, memory) in enumerate(zip(pool.states(), pool.pids(), pool.memory(), strict=True))
     ]
-    states = session.states()
-    for rank, (pid, (memory, device)) in enumerate(zip(session.pids(), session.memory(), strict=True)):
-        on = "cpu" if device < 0 else f"cuda, {size(device)}"
-        lines.append(f"{rank:>4}  {states[rank]:<18}  {pid:<8}  {size(memory):>7}  {on}")
-    return "\n".join(lines)
+    return f"{head} · {pool.how} · for {duration(time.monotonic() - pool.since)}", ranks
 
 
 def _at(name: str) -> str:

@@ -7,9 +7,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from nbspawn._notebook.controls import Controls
 from nbspawn._notebook.displays import RankDisplays
 from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Event, InputReply, Printed
@@ -22,10 +21,10 @@ from nbspawn._state.run import Run
 class NotebookView:
     """One display that is updated in place: a saved notebook contains the last state, readable without a kernel.
 
-    ``kind`` is 'html' (together with text, for consoles and converters), 'text', or 'quiet' for no table;
-    ``profile`` unfolds the profile; ``controls`` adds buttons and one rank's output, in front ends that show widgets;
-    ``only`` are the ranks whose output is shown. A run in the background has displays for its ``text`` and its
-    ``error``, and ``places`` displays for those of ranks; all of them are made when the run begins.
+    ``publish`` is the display publisher of the shell, or of a widget. ``kind`` is 'html' (together with text, for
+    consoles and converters), 'text', or 'quiet' for no table; ``profile`` unfolds the profile; ``controls`` are buttons
+    and one rank's output; ``only`` are the ranks whose output is shown. A run in the background has displays for its
+    ``text`` and its ``error``, and ``places`` displays for those of ranks; all of them are made when the run begins.
     """
 
     run: Run
@@ -36,25 +35,24 @@ class NotebookView:
 
     def __init__(
         self,
-        shell: Any,
+        publish: Callable[..., None],
         kind: str,
         profile: bool,
-        controls: bool,
+        controls: ViewControls | None,
         only: Collection[int] | None = None,
         prompter: Prompter | None = None,
         text: TextPlace | None = None,
         error: TextPlace | None = None,
         places: int = 0,
     ) -> None:
-        # Stored, because `%%capture` in a later cell replaces the shell's publisher for a while.
-        self._publish = shell.display_pub.publish
+        self._publish = publish
         self._table = _Table(self._publish, kind, profile)
         self._prompter = prompter or Foreground()
         self._text, self._error = text, error
         self._only = only
         self._lines = RankLines(self._write, sys.maxsize if text is not None else self.budget, only)
         self._displays = RankDisplays(self._publish, self._lines.write_now, places)
-        self._controls = Controls(shell.kernel, self._publish, between_cells=places > 0) if controls else None
+        self._controls = controls
         self._opened_at = 0.0
 
     @property
@@ -67,11 +65,11 @@ class NotebookView:
         pressed = self._controls.actions if self._controls is not None else deque[Action]()
         return [*(pressed.popleft() for _ in range(len(pressed))), *self._prompter.actions()]
 
-    def open(self, run: Run) -> None:
+    def open(self, run: Run, profile: Profile) -> None:
         """The run begins. The table is shown with the first output, or after ``AT_ONCE`` seconds."""
         self.run = run
         self._lines.open(run)
-        self._table.open(run)
+        self._table.profile = profile
         self._opened_at = time.monotonic()
         if self._text is not None and self._error is not None:
             self._text.log_dir = run.log_dir
@@ -85,7 +83,7 @@ class NotebookView:
         if not self._table.placed:
             self._table.draw(self.run)
             if self._controls is not None:
-                self._controls.open()
+                self._controls.open(self.run)
 
     def _write(self, text: str) -> None:
         """Print below the table."""
@@ -100,9 +98,6 @@ class NotebookView:
         """Print and display in the order of the events; redraw if that is due."""
         self.run = run
         self._lines.debugging = "debugging" in run.counts
-        self._table.profile.add(events)
-        if self._controls is not None:
-            self._controls.add(run, events)
         for event in events:
             if isinstance(event, Printed):
                 self._lines.add([event])
@@ -111,12 +106,12 @@ class NotebookView:
         self._lines.flush(if_due=True)
         if not self._table.placed and time.monotonic() - self._opened_at >= AT_ONCE:
             self._place()
+        if self._controls is not None:
+            self._controls.show(run, events)
         if not self._table.placed:
             return
         self._displays.flush(if_due=True)
         self._table.redraw(run, if_due=True)
-        if self._controls is not None:
-            self._controls.show(run)
         if self._text is not None:
             self._text.refresh(if_due=True)
 
@@ -178,6 +173,25 @@ class NotebookView:
         return cut
 
 
+class ViewControls(Protocol):
+    """The buttons of a view; each method is called in the thread that watches the run."""
+
+    actions: deque[Action]
+    """The user's requests."""
+
+    def open(self, run: Run) -> None:
+        """The view is there; what the ranks print comes below."""
+
+    def show(self, run: Run, events: Sequence[Event]) -> None:
+        """These have happened; called some times a second."""
+
+    def set_disabled(self, disabled: bool) -> None:
+        """The user is asked something, or not any more."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
 class TextPlace(Protocol):
     """A display for text."""
 
@@ -201,15 +215,11 @@ class _Table:
         self.kind = kind
         self.placed = False
         """Does the display exist?"""
-        self.profile = Profile(None)
+        self.profile: Profile
         self._publish = publish
         self._unfolds = unfolds
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._pace = Pace()
-
-    def open(self, run: Run) -> None:
-        """The run begins."""
-        self.profile = Profile(run.cell)
 
     def draw(self, run: Run) -> None:
         """Make the display."""
@@ -244,5 +254,5 @@ class _Table:
             if self._unfolds:
                 data["text/plain"] += "\n\n" + profile.text(self.profile, seen)
             if self.kind == "html":
-                data["text/html"] += profile.html(self.profile, seen, open_=self._unfolds)
+                data["text/html"] += profile.html(self.profile, seen, self._unfolds, self._id)
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)

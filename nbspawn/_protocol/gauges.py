@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
+import resource
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SLOT = struct.Struct("=ddqqq")
+SLOT = struct.Struct("=ddqqqqq")
 """A ``Reading``, and the rank's process id."""
+# The most, which gVisor does not tell, and the present one.
+_RESIDENT = re.compile(rb"(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
 
 
 class Reading(NamedTuple):
     """``time`` of the last sign of life (CLOCK_MONOTONIC seconds, 0 before the first), processor seconds so far,
-    resident bytes, bytes on the device (-1: no device is used)."""
+    resident bytes, bytes on the device (-1: no device is used); of both also the most since the command began."""
 
     time: float
     cpu: float
     memory: int
+    peak_memory: int
     device_memory: int
+    peak_device_memory: int
 
 
 class Gauges:
@@ -33,19 +40,29 @@ class Gauges:
     def __init__(self, path: Path, rank: int) -> None:
         self._map = mapped(path)
         self._offset = rank * SLOT.size
+        self._device_peak = -1
+        self._torch_peak_before = -1
+
+    def begin(self) -> None:
+        """A kept rank's next command begins, and its peaks with it; takes 10 microseconds. Where the system cannot
+        begin anew (macOS, gVisor), the memory's peak is that since the rank's start."""
+        with suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
+            file.write(b"5")  # https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html
+        self._device_peak = -1
+        _, self._torch_peak_before = _on_devices()
 
     def write(self, now: float) -> None:
-        """Write one reading; takes 20 microseconds."""
-        reading = Reading(now, time.process_time(), self._memory(), _device_memory())
+        """Write one reading; takes 30 microseconds."""
+        reading = Reading(now, time.process_time(), *_memory(), *self._device_memory())
         SLOT.pack_into(self._map, self._offset, *reading, os.getpid())
 
-    def _memory(self) -> int:
-        if sys.platform != "linux":
-            import resource
-
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, and the maximum so far
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
+    def _device_memory(self) -> tuple[int, int]:
+        """Bytes on the device: now, and at most as far as is known."""
+        allocated, torch_peak = _on_devices()
+        # Only the user resets torch's peak, which may be an earlier command's. A changed one is of this command.
+        known = allocated if torch_peak == self._torch_peak_before else torch_peak
+        self._device_peak = max(self._device_peak, known)
+        return allocated, self._device_peak
 
 
 def mapped(path: Path) -> mmap.mmap:
@@ -68,9 +85,24 @@ def processes(slots: mmap.mmap) -> set[int]:
     return {pid for *_, pid in SLOT.iter_unpack(slots)} - {0}
 
 
-def _device_memory() -> int:
+def _memory() -> tuple[int, int]:
+    """Resident bytes: now, and at most."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform != "linux":
+        return most, most  # bytes on macOS
+    with open("/proc/self/status", "rb") as file:
+        found = _RESIDENT.search(file.read())
+    assert found is not None
+    # Of a spawned rank, ``most`` includes the kernel's peak: Linux keeps it over exec.
+    return int(found[2]) * 1024, int(found[1] or most) * 1024
+
+
+def _on_devices() -> tuple[int, int]:
+    """The bytes that torch has allocated on all devices, now and at most; -1 if it uses none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return -1
+        return -1, -1
     # Of all devices: the current one is a setting of each thread, and the user's code has set it in another one.
-    return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
+    each = [torch.cuda.memory_stats_as_nested_dict(device) for device in range(torch.cuda.device_count())]
+    used = [stats["allocated_bytes"]["all"] for stats in each]
+    return sum(one["current"] for one in used), sum(one["peak"] for one in used)

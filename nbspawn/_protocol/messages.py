@@ -148,8 +148,8 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The rank's position, in which it has been ``since`` that time, and the seconds ``spent`` at each position since
-    the last such message. Sent when the position has changed, at a bounded rate, and every two seconds."""
+    """The rank's position, in which it has been ``since`` that time, and the seconds ``spent`` at one position after
+    another since the last such message. Sent if the position has changed, at a bounded rate, and every two seconds."""
 
     rank: int
     time: float
@@ -181,15 +181,18 @@ class Printed:
 
 @dataclass(frozen=True)
 class Measured:
-    """From the rank's gauges (_protocol/gauges.py), about once a second: ``time`` is the rank's last sign of life,
-    ``cpu`` the seconds of processor time that it has used, ``memory`` its resident bytes, ``device_memory`` the bytes
-    that torch has allocated on its device (-1: it uses none)."""
+    """From the rank's gauges (_protocol/gauges.py), about once a second, and once more when it has ended the command:
+    ``time`` is the rank's last sign of life, ``cpu`` the seconds of processor time that it has used, ``memory`` its
+    resident bytes, ``device_memory`` the bytes that torch has allocated on its device (-1: it uses none). The peaks are
+    the most of these during the command."""
 
     rank: int
     time: float
     cpu: float
     memory: int
+    peak_memory: int
     device_memory: int
+    peak_device_memory: int
 
 
 @dataclass(frozen=True)

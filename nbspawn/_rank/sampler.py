@@ -39,6 +39,7 @@ _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a killed rank has not sent is lost
 _PAUSED = 0.25  # seconds between two checks for a new command
 _LAST_MESSAGE = 0.2  # seconds for which a failed rank waits for the thread
+_UNSENT = 100  # positions that are remembered while the kernel does not read; later time counts to the last of them
 _DEPTH = 8  # frames of the user's code that are sent: the outermost, and the innermost others
 
 # torch.distributed's functions that wait for other ranks; not those that only return state (get_rank).
@@ -99,7 +100,7 @@ class Sampler:
         self._clock = of_thread(self._main)
         self._spacing = max(_SPACING, _SPACING_PER_RANK * info.launch.world_size)
         self._own: dict[str, bool] = {}
-        self._spent: dict[Position, float] = {}
+        self._spent: list[tuple[Position, float]] = []
         self._at = (Position(), 0.0)
         self._command = 0
         self._paused = False
@@ -116,6 +117,7 @@ class Sampler:
 
     def resume(self) -> None:
         """Called by the main thread when the next command begins."""
+        self.gauges.begin()
         self._command += 1
         self._paused = False
 
@@ -157,7 +159,7 @@ class Sampler:
                     idle_since = now
                 here = _waiting(here) if now - idle_since >= _IDLE else here
                 self._at = (here, since)
-                self._spent[here] = self._spent.get(here, 0.0) + now - looked
+                self._spend(here, now - looked)
                 looked = now
                 stands = now - since > 1.5 * interval
                 due = _LATEST if self._at == sent else _SPACING_AT_REST if stands else self._spacing
@@ -165,11 +167,19 @@ class Sampler:
                     sent, sent_at = self._at, now
             for look in self._info.on_look:
                 look(here.collective or now - idle_since >= _IDLE)
-        self._send(time.monotonic())
+        now = time.monotonic()
+        self.gauges.write(now)
+        self._send(now)
         return True
 
+    def _spend(self, position: Position, seconds: float) -> None:
+        if self._spent and (self._spent[-1][0] == position or len(self._spent) == _UNSENT):
+            position, before = self._spent.pop()
+            seconds += before
+        self._spent.append((position, seconds))
+
     def _send(self, now: float) -> bool:
-        sent = self._channel.try_send(Sampled(self._rank, now, *self._at, tuple(self._spent.items())))
+        sent = self._channel.try_send(Sampled(self._rank, now, *self._at, tuple(self._spent)))
         if sent:
             self._spent.clear()
         return sent

@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from nbspawn._render.text import LABEL_WIDTH, MARKS, MAX_ROWS, NODE_WIDTH, Row, clip, heading, numbers, ports, rows
+from nbspawn._render.text import (
+    LABEL_WIDTH,
+    MARKS,
+    MAX_ROWS,
+    NODE_WIDTH,
+    TREND,
+    Row,
+    clip,
+    heading,
+    numbers,
+    ports,
+    rows,
+)
 from nbspawn._state.run import Run, State
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import stall
@@ -30,7 +42,15 @@ _COLOURS: dict[State, str] = {
 }
 _QUIET = "var(--jp-ui-font-color2,#888)"
 
-_WIDTHS = {"time": "4.5em", "cpu": "3.2em", "memory": "4.5em", "device": "4.5em"}
+_WIDTHS = {
+    "time": "4.5em",
+    "peak": "4.5em",
+    "device peak": "7em",
+    "cpu": "3.2em",
+    "memory": "4.5em",
+    TREND: "4.2em",
+    "device": "4.5em",
+}
 # Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
 _SHORT = 20
 
@@ -43,13 +63,14 @@ BOX = (
 _LINE = "height:20px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
 _TABLE = (
     "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0;"
-    "min-width:600px;table-layout:fixed;width:100%"
+    "min-width:540px;table-layout:fixed;width:100%"
 )
 _ROW = "background:none;height:20px"
 _CELL = "padding:0 14px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
 _WARNING = "color:var(--jp-warn-color0,#c60)"
 _MARK = "display:inline-block;width:1.2em"
+_SPARKLINE = "font-size:75%"  # blocks are up to 0.8 em wide
 _CLIPPED = "overflow:hidden;text-overflow:ellipsis"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
@@ -89,7 +110,7 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
             *(
-                _row(row, live, nodes, [column[index] for column in columns.values()])
+                _row(row, live, nodes, {name: column[index] for name, column in columns.items()})
                 for index, row in enumerate(drawn)
             ),
             "</tbody></table>",
@@ -108,7 +129,7 @@ def _line_width(run: Run) -> str:
     return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ""
 
 
-def _row(row: Row, live: bool, nodes: bool, measured: list[str]) -> str:
+def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:
     colour = _COLOURS.get(row.state, _QUIET)
     whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
     state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
@@ -120,7 +141,10 @@ def _row(row: Row, live: bool, nodes: bool, measured: list[str]) -> str:
         + (_cell("td", escape(clip(row.node, NODE_WIDTH)), "left", _CLIPPED, row.node) if nodes else "")
         + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
         + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
-        + "".join(_cell("td", number, "right") for number in measured)
+        + "".join(
+            _cell("td", content, "left", _SPARKLINE) if name == TREND else _cell("td", content, "right")
+            for name, content in measured.items()
+        )
         + _cell("td", escape(clip(row.text, _WIDTH)), "left", _CODE)
         + "</tr>"
     )

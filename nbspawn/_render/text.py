@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nbspawn._render.lines import strip_ansi
+from nbspawn._state import history
 from nbspawn._state.run import FINAL, RankStatus, Run, State
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import silent, stall
@@ -45,6 +46,12 @@ _COLOURS: dict[State, str] = {
     "done": "\x1b[32m",
 }
 NODE_WIDTH = 16
+TREND = ""
+"""The heading of the memory's course, which stands right of the memory: none."""
+_TREND_FROM = 100  # columns: a narrower table has no room for it
+_LEFT = frozenset({"node", "state", "at", TREND})  # columns: the others are aligned on the right
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_LEAST_RANGE = 0.1  # of the most, that a sparkline shows: noise is not to look like a leak
 # Characters of a line's start beyond which a call would be cut off in a narrow window.
 _CALL_WITHIN = 16
 
@@ -82,9 +89,25 @@ class Row:
         return size(max((rank.memory or 0 for rank in self.ranks), default=0))
 
     @property
+    def peak(self) -> str:
+        """The same at most, in the whole run."""
+        return size(max((rank.peak_memory or 0 for rank in self.ranks), default=0))
+
+    @property
+    def trend(self) -> str:
+        """The course of the resident memory, of the rank that has most, as wide as it ever is: '▁▂▄▇    '."""
+        most = max(self.ranks, key=lambda rank: rank.memory or 0)
+        return sparkline(most.memory_history).ljust(history.POINTS) if most.memory else ""
+
+    @property
     def device_memory(self) -> str:
         """What torch has allocated on the device, the most of any of the ranks."""
         return size(max((rank.device_memory for rank in self.ranks), default=0))
+
+    @property
+    def device_peak(self) -> str:
+        """The same at most, in the whole run."""
+        return size(max((rank.peak_device_memory for rank in self.ranks), default=0))
 
     @property
     def label(self) -> str:
@@ -161,20 +184,23 @@ def table(snapshot: Snapshot, width: int = 100, color: bool = False, drawn: Sequ
         "state": [f"{MARKS[row.state]} {row.state_text}" for row in drawn],
         **numbers(run, drawn),
     }
+    if width < _TREND_FROM:
+        columns.pop(TREND, None)
     widths = {name: max(len(name), *map(len, column)) for name, column in columns.items()}
     room = width - sum(widths.values()) - 2 * len(widths)
+    order = list(columns)
     if not run.over:
         wanted = max(2, *(sum(map(_columns, row.at)) for row in drawn))
         widths["at"] = min(wanted, max(room // 2, room - 2 - max(len(row.text) for row in drawn), 10))
         columns["at"] = [clip(row.at, widths["at"]) for row in drawn]
         room -= widths["at"] + 2
-    order = [name for name in ("rank", "node", "state", "time", "at", "cpu", "memory", "device") if name in columns]
+        order.insert(order.index("state") + 1, "at")
     for index in range(-1, len(drawn)):
         parts = []
         for name in order:
             content = name if index < 0 else columns[name][index]
             blank = " " * (widths[name] - sum(map(_columns, content)))
-            parts.append(content + blank if name in ("node", "state", "at") else blank + content)
+            parts.append(content + blank if name in _LEFT else blank + content)
         if color:
             paint, state = "\x1b[2m" if index < 0 else _COLOURS.get(drawn[index].state, ""), order.index("state")
             parts[state] = f"{paint}{parts[state]}\x1b[0m" if paint else parts[state]
@@ -192,14 +218,21 @@ def ports(run: Run) -> str:
 
 
 def numbers(run: Run, drawn: Sequence[Row]) -> dict[str, list[str]]:
-    """The columns of numbers: while ranks run, what they use (if at least one row has it); then, how long each took."""
+    """The columns of numbers that at least one row has: while ranks run, what they use; then, how long each took, and
+    the most that it used."""
     if run.over:
-        return {"time": [duration(row.seconds) for row in drawn]}
-    columns = {
-        "cpu": [row.cpu for row in drawn],
-        "memory": [row.memory for row in drawn],
-        "device": [row.device_memory for row in drawn],
-    }
+        columns = {
+            "time": [duration(row.seconds) for row in drawn],
+            "peak": [row.peak for row in drawn],
+            "device peak": [row.device_peak for row in drawn],
+        }
+    else:
+        columns = {
+            "cpu": [row.cpu for row in drawn],
+            "memory": [row.memory for row in drawn],
+            TREND: [row.trend for row in drawn],
+            "device": [row.device_memory for row in drawn],
+        }
     return {name: column for name, column in columns.items() if any(column)}
 
 
@@ -221,6 +254,15 @@ def size(count: int) -> str:
     if count <= 0:
         return ""
     return f"{count / 1e9:.1f} GB" if count >= 0.9995e9 else f"{count / 1e6:.0f} MB"
+
+
+def sparkline(points: Sequence[int]) -> str:
+    """A block for each point, the lowest for the least: '▁▂▄▇'; '' of fewer than three."""
+    if len(points) < 3:
+        return ""
+    least, most = min(points), max(points)
+    step = max(most - least, most * _LEAST_RANGE, 1) / (len(_BLOCKS) - 1)
+    return "".join(_BLOCKS[round((point - least) / step)] for point in points)
 
 
 def cell(text: str) -> str:

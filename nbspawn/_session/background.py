@@ -6,14 +6,16 @@ wait until a cell attaches to the run (``handle.wait()``, ``%ranks debug 1``).
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import InputReply
 from nbspawn._render import text
 from nbspawn._results import Results
@@ -22,6 +24,8 @@ from nbspawn._session.supervisor import Supervisor
 from nbspawn._session.views import Action, StreamView, View
 from nbspawn._state.run import Run
 from nbspawn.errors import SpawnError, interrupted
+
+_log = logging.getLogger(__name__)
 
 _TICK = 0.05  # seconds
 _SHOWN = 20  # lines that were printed last, shown when a cell attaches
@@ -96,6 +100,8 @@ class BackgroundView(NamedTuple):
     view: View
     attachment: Attachment
     show_error: Callable[[str], None]
+    cell: int = 0
+    """The execution count of the cell that it is shown under; 0: none."""
 
 
 def stream_view() -> BackgroundView:
@@ -124,8 +130,9 @@ def error_text(error: BaseException) -> str:
 class BackgroundRun:
     """The handle of a run in the background, modelled on ``concurrent.futures.Future``.
 
-    ``done``, ``running``, ``cancelled``, ``result``, ``exception`` and ``cancel`` are those of a future. ``wait`` is
-    another name for ``result``, ``interrupt`` for ``cancel``. ``status``, ``debug`` and ``end`` are for notebooks.
+    ``done``, ``running``, ``cancelled``, ``result``, ``exception``, ``cancel`` and ``add_done_callback`` are those of a
+    future. ``wait`` is another name for ``result``, ``interrupt`` for ``cancel``. ``status``, ``debug`` and ``end`` are
+    for notebooks.
     """
 
     def __init__(
@@ -137,6 +144,10 @@ class BackgroundRun:
         self._finish = finish
         self._results: Results[Any] | None = None
         self._error: BaseException | None = None
+        self._ended = False
+        self._callbacks: list[Callable[[BackgroundRun], object]] = []
+        self._lock = threading.Lock()
+        """A callback that is added while the run ends is called once."""
         self._thread = threading.Thread(target=self._run, name="nbspawn-background", daemon=True)
         self._thread.start()
 
@@ -146,6 +157,28 @@ class BackgroundRun:
         except BaseException as error:
             self._error = error
             self._shown.show_error(error_text(error))
+        with self._lock:
+            self._ended = True
+        for callback in self._callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[BackgroundRun], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            _log.exception("a callback of a background run has failed")
+
+    def add_done_callback(self, callback: Callable[[BackgroundRun], object]) -> None:
+        """Have a function called when the run has ended, in the thread that watched it; at once, if it has ended.
+
+        Args:
+            callback: called with this handle. What it raises is logged.
+        """
+        with self._lock:
+            if not self._ended:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
 
     def done(self) -> bool:
         """Has the run ended, by success, an error or an interrupt?
@@ -153,7 +186,7 @@ class BackgroundRun:
         Returns:
             True if it has.
         """
-        return not self._thread.is_alive()
+        return self._ended
 
     def running(self) -> bool:
         """Is the run still in progress?
@@ -232,9 +265,21 @@ class BackgroundRun:
             raise TimeoutError(f"after {timeout:g} s the ranks still run; cancel() stops them")
 
     @property
+    def cell(self) -> int:
+        """The execution count of the cell under which it is shown; 0: none."""
+        return self._shown.cell
+
+    def _ipython_display_(self, **_: Any) -> None:
+        views.display(self, repr(self))
+
+    @property
     def run(self) -> Run:
         """The current state of the run."""
         return self._shown.view.run
+
+    def look(self) -> Mapping[int, Stack]:
+        """The stacks of the ranks."""
+        return self._supervisor.look()
 
     def status(self) -> str:
         """The table of the ranks.

@@ -55,6 +55,7 @@ class Pool:
         """Why the ranks have ended; '' if they are alive as far as is known, or were never started."""
         self._ranks: StartedRanks | None = None
         self._commands = 0
+        self._command: _Command | None = None
         self._working = threading.Lock()
         self._work = ""
         self._timer: threading.Timer | None = None
@@ -88,11 +89,16 @@ class Pool:
         ranks = self._ranks
         return ranks is not None and (self._working.locked() or ranks.engine.complete)
 
+    @property
+    def current(self) -> Run | None:
+        """The state of the command that runs; None if the ranks are idle."""
+        command = self._command
+        return None if command is None else command.supervisor.run
+
     def states(self) -> list[str]:
-        """The state of each rank: 'idle', or its state in the background run."""
-        if self.background is None or self.background.done():
-            return ["idle"] * self.nprocs
-        return [rank.state for rank in self.background.run.ranks]
+        """The state of each rank: 'idle', or its state in the command that runs."""
+        current = self.current
+        return ["idle"] * self.nprocs if current is None else [rank.state for rank in current.ranks]
 
     def pids(self) -> list[int]:
         """The process ids, by rank."""
@@ -163,11 +169,16 @@ class Pool:
             self.run(FunctionJob(namespace.nothing), CommandOptions(view=views.StreamView()))
 
     def look(self) -> tuple[Mapping[int, Stack], Run] | None:
-        """The stacks of the ranks that run in the background, and the state of that run; None if there is none."""
-        running = self.background
-        if running is None or running.done():
-            return None
-        return self._started().engine.look(deep=True), running.run
+        """The stacks of the ranks, and the state of the command that runs; None if they are idle."""
+        command = self._command
+        return None if command is None else (command.supervisor.look(), command.supervisor.run)
+
+    def interrupt(self) -> bool:
+        """Stop the command that runs, as Stop does. False if the ranks are idle."""
+        command = self._command
+        if command is not None:
+            command.interrupts.press()
+        return command is not None
 
     def debug(self, ranks: Sequence[int]) -> bool:
         """Stop these ranks in the debugger, and attach. False if they are idle: they stop in their next command."""
@@ -197,6 +208,7 @@ class Pool:
             self._timer.daemon = True
             self._timer.start()
         self._work = ""
+        self._command = None
         self._working.release()
 
     def _acquire_if_idle(self) -> bool:
@@ -238,7 +250,8 @@ class Pool:
             undo.callback(self._end, 0.0)
             supervisor.open(run)
             undo.pop_all()
-        return _Command(self, current, supervisor, run, release)
+        self._command = _Command(self, current, supervisor, interrupts, run, release)
+        return self._command
 
     # ------------------------------------------------------------ the end
 
@@ -302,9 +315,16 @@ class _Command:
     """A running command."""
 
     def __init__(
-        self, pool: Pool, ranks: StartedRanks, supervisor: Supervisor, run: Run, release: Callable[[], None]
+        self,
+        pool: Pool,
+        ranks: StartedRanks,
+        supervisor: Supervisor,
+        interrupts: InterruptFlag,
+        run: Run,
+        release: Callable[[], None],
     ) -> None:
         self.supervisor = supervisor
+        self.interrupts = interrupts
         self._pool = pool
         self._ranks = ranks
         self._run = run

@@ -36,7 +36,7 @@ class StartedRanks:
 
     engine: Engine
     how: tuple[str, str] = ("", "")
-    """The start method and the reason for it."""
+    """The start method, and the reason for it if that is worth showing."""
     notes: tuple[str, ...] = ()
     since: float = field(default_factory=time.monotonic)
     packed: float = 0.0
@@ -119,7 +119,8 @@ def start_ranks(
     if options.keep:
         engine.serve()
     known = [set(job.sources) for _ in range(nprocs)]
-    return StartedRanks(engine, (how.title, how.why), notes, since, since, known, options.keep)
+    shown = how.title, how.why if how.news else ""
+    return StartedRanks(engine, shown, notes, since, since, known, options.keep)
 
 
 def _start_on_nodes(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nbspawn._engine.base import Engine
 from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import DisplayData, Event, InputRequest, Printed, Raised
-from nbspawn._render import stacks
+from nbspawn._render import stacks, timeline, tracebacks
 from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import standstill, views
@@ -19,6 +21,7 @@ from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
 from nbspawn._session.standstill import Standstill
 from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
+from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall
 from nbspawn.errors import RunTimeoutError, interrupted, rank_error, root_cause_first
@@ -49,6 +52,7 @@ class Supervisor:
         self._breaks = BreakRequests()
         self._standstill = Standstill(clock())
         self._stacks_at_end: list[str] = []
+        self._profile: Profile
         self.cut = True
         """Did the notebook get less than the ranks' whole output?"""
         interrupts.on_press = engine.wake
@@ -58,9 +62,19 @@ class Supervisor:
         """Do ranks wait for answers, or will they at once?"""
         return self._prompts.open
 
+    @property
+    def run(self) -> Run:
+        """The state that was shown last."""
+        return self._view.run
+
+    def look(self) -> Mapping[int, Stack]:
+        """The stacks of the ranks."""
+        return self._engine.look(deep=True)
+
     def open(self, run: Run) -> None:
         """Show that it has begun. Called in the cell's thread: only there do displays come under the cell."""
-        self._view.open(run)
+        self._profile = Profile(run)
+        self._view.open(run, self._profile)
 
     def results(self, run: Run, afterwards: Callable[[Run], Run] = lambda run: run) -> Results[Any]:
         """Watch the run until it is over, then call ``afterwards``; returns the results, or raises the one error."""
@@ -120,6 +134,7 @@ class Supervisor:
             self._policy.fold(event)
             if isinstance(event, Raised) and event.by_quit:
                 self._interrupts.press()
+        self._profile.add(events, now)
         return reduce(run, events, now)
 
     # ------------------------------------------------------------ the user
@@ -223,7 +238,16 @@ class Supervisor:
             raise RunTimeoutError("\n".join([head, *self._stacks_at_end, logs]))
         if engine.failures:
             failures = root_cause_first(engine.failures)
-            fetched = [replace(one, log_path=engine.fetch_log(one.rank, end_only=True)) for one in failures[:_FETCHED]]
+            fetched = [
+                replace(
+                    one,
+                    log_path=engine.fetch_log(one.rank, end_only=True),
+                    rendered=one.rendered or tracebacks.in_cells(one.traceback, run.names, views.source),
+                )
+                for one in failures[:_FETCHED]
+            ]
             found = [*fetched, *failures[_FETCHED:]]
             raise rank_error(found, len(run.ranks), [*engine.stacks("stopped"), logs])
-        return engine.results()
+        results = engine.results()
+        results.set_timeline(partial(timeline.records, self._profile.timeline, views.snapshot(run)))
+        return results

@@ -8,12 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.messages import Event, InputReply, Printed
 from nbspawn._render import stacks
 from nbspawn._render.stream import MergedStream
+from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
 
@@ -47,8 +48,8 @@ class View(Protocol):
     def actions(self) -> Sequence[Action]:
         """What the user has requested in the view since the last call."""
 
-    def open(self, run: Run) -> None:
-        """The run begins."""
+    def open(self, run: Run, profile: Profile) -> None:
+        """The run begins. ``profile`` tells where its time has gone, at any time until the run is over."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """``events`` have been folded into ``run``. Called at least twice a second, with or without events, and again
@@ -235,7 +236,7 @@ class StreamView:
         """What the user has requested; the view itself has no buttons."""
         return self._prompter.actions()
 
-    def open(self, run: Run) -> None:
+    def open(self, run: Run, profile: Profile) -> None:
         """The run begins. Nothing is shown until a rank prints."""
         self.run = run
         self._lines.open(run)
@@ -286,6 +287,15 @@ colors: Callable[[], str] = str
 
 make_default: Callable[[], View] = StreamView
 """Makes the view of a run without an explicit one; set by the notebook extension."""
+
+
+def print_text(_: Any, text: str) -> None:
+    """Display an object by its text."""
+    print(text)
+
+
+display: Callable[[Any, str], None] = print_text
+"""Displays a session (its pool) or a background run, of which ``text`` is the repr; set by the notebook extension."""
 
 make_background: Callable[[], BackgroundView] | None = None
 """The same for a run in the background; None: as in scripts (background.py)."""

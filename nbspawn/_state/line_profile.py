@@ -1,4 +1,4 @@
-"""Where the time went: the samples of all ranks, added up by line. Pure.
+"""Where the time went: the samples of all ranks, added up by line, and in the order of time. Pure.
 
 A sample counts to a line of the running cell. What the user's own functions do below that line, those of other cells
 too, is kept and can be unfolded.
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nbspawn._protocol.frames import Frame, Position
-from nbspawn._protocol.messages import Event, Sampled
+from nbspawn._protocol.messages import Event, InputRequest, Printed, Sampled, Stopped
+from nbspawn._state.run import Run
+from nbspawn._state.timeline import Activity, Timeline
 
 
 @dataclass
@@ -33,23 +35,36 @@ class Line:
 
 
 class Profile:
-    """``cell`` is the file name of the running cell, None if a function runs."""
+    """Of a ``run``, which may have just begun."""
 
-    def __init__(self, cell: str | None) -> None:
-        self._cell = cell
+    def __init__(self, run: Run) -> None:
+        self._cell = run.cell
         self.totals: dict[int, float] = {}
         """Seconds by rank."""
         self.lines: dict[Frame | None, Line] = {}
         """None is what is not in the user's code."""
+        self.timeline = Timeline(len(run.ranks), run.started)
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Count the samples among the events."""
+    def add(self, events: Iterable[Event], now: float) -> None:
+        """Count the samples among the events, which were received at ``now`` (CLOCK_MONOTONIC seconds)."""
         for event in events:
+            if not 0 <= event.rank < len(self.timeline.bins):
+                continue
             if isinstance(event, Sampled):
-                for position, seconds in event.spent:
-                    self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
-                    frame, below = self._split(position.frames)
-                    self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
+                self._count(event)
+            elif isinstance(event, Printed):
+                self.timeline.print(event.rank, now)
+            elif isinstance(event, (InputRequest, Stopped)):
+                self.timeline.ask(event.rank, now)
+
+    def _count(self, event: Sampled) -> None:
+        begin = event.time - sum(seconds for _, seconds in event.spent)
+        for position, seconds in event.spent:
+            self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
+            frame, below = self._split(position.frames)
+            self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
+            self.timeline.spend(event.rank, Activity(frame, position.collective), begin, seconds)
+            begin += seconds
 
     def _split(self, frames: tuple[Frame, ...]) -> tuple[Frame | None, tuple[Frame, ...]]:
         """The line that a position counts to (the innermost of the cell, or of a function the outermost), as a frame

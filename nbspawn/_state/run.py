@@ -34,6 +34,7 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._state import wording
 from nbspawn._state.ending import Ending
+from nbspawn._state.history import extended
 from nbspawn._state.phases import Moments, phases
 
 State = Literal[
@@ -71,8 +72,9 @@ class RankStatus:
     while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
     longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
     the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
-    device); None until there are two readings, or one. ``debug_port`` is where a debugger can attach to it.
-    ``moments`` are those at which a phase of the run was over for it.
+    device), with the peaks so far; None until there are two readings, or one. ``memory_history`` is the memory's course
+    over as many ``readings``. ``debug_port`` is where a debugger can attach to it. ``moments`` are those at which a
+    phase of the run was over for it.
     """
 
     rank: int
@@ -92,7 +94,11 @@ class RankStatus:
     cpu: float | None = None
     cpu_seconds: float = 0.0
     memory: int | None = None
+    peak_memory: int | None = None
     device_memory: int = -1
+    peak_device_memory: int = -1
+    memory_history: tuple[int, ...] = ()
+    readings: int = 0
     debug_port: int | None = None
     moments: Moments = Moments()
 
@@ -273,7 +279,11 @@ def _measured(rank: RankStatus, event: Measured) -> RankStatus:
         cpu=(event.cpu - rank.cpu_seconds) / passed if passed > 0 else rank.cpu,
         cpu_seconds=event.cpu,
         memory=event.memory,
+        peak_memory=event.peak_memory,
         device_memory=event.device_memory,
+        peak_device_memory=event.peak_device_memory,
+        memory_history=extended(rank.memory_history, rank.readings, event.memory),
+        readings=rank.readings + 1,
     )
 
 

@@ -119,6 +119,14 @@ def test_what_they_print_is_shown_with_the_rank(nodes: Processes, capsys: pytest
 
 
 @clean
+def test_the_peak_memory_of_each_is_known(nodes: Processes) -> None:
+    view = StreamView()
+    pool = Pool(LaunchOptions(nprocs=4, on=nodes))
+    pool.run(FunctionJob(ranks.use_for_a_moment, (200_000_000,)), CommandOptions(view=view))
+    assert all(rank.peak_memory is not None and rank.peak_memory > 200e6 for rank in view.run.ranks)
+
+
+@clean
 def test_large_arguments_and_results(nodes: Processes) -> None:
     """Over the other connection; several stripes, and values of several sizes."""
     large = np.arange(20_000_000, dtype=np.int64)
@@ -149,7 +157,7 @@ def test_a_session_keeps_variables_over_nodes(nodes: Processes) -> None:
         assert kept.execute("dist.all_reduce(kept)\nfloat(kept)") == [6.0] * 4
         assert kept.execute("float(kept) + pushed.sum()", pushed=np.ones(3_000_000)) == [3_000_006.0] * 4
         assert kept.execute("rank", only=[1, 3]) == [1, 3]
-        assert [reading.memory > 0 for reading in kept.engine.usage()] == [True] * 4
+        assert [reading.peak_memory >= reading.memory > 0 for reading in kept.engine.usage()] == [True] * 4
         assert len(set(kept.pool.pids())) == 4 and all(map(alive, kept.pool.pids()))
         pids = kept.pool.pids()
     assert gone(pids)

@@ -7,17 +7,24 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import rank_functions as ranks
 
 import nbspawn
+from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.gauges import SLOT
+from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Event, Measured, Sampled
 from nbspawn._rank.channel import Channel
+from nbspawn._rank.sampler import Sampler
+from nbspawn._render import text
 from nbspawn._session.views import StreamView
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import RankStatus, Run
+from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import silent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -107,10 +114,52 @@ def test_only_changes_are_sent() -> None:
 def test_gauges() -> None:
     watch = Watch()
     nbspawn.spawn(ranks.work_for, (2.5, 300_000_000), nprocs=1, start_method="fork", view=watch)
-    known = [status for status in watch.seen if status.cpu is not None]
+    known = [status for status in watch.seen if status.cpu is not None and status.state == "running"]
     assert known[-1].cpu is not None and 0.2 < known[-1].cpu < 1.3  # the machine may have other things to do
     assert known[-1].memory is not None and 300e6 < known[-1].memory < 2e9
     assert known[-1].device_memory == -1
+
+
+def peaks(watch: Watch) -> list[str]:
+    """What the final table says of each rank."""
+    head, *rows = text.table(Snapshot(watch.run, time.monotonic())).splitlines()[1:]
+    end = head.index("peak") + len("peak")
+    return [row[end - len("412 MB") : end].strip() for row in rows]
+
+
+def megabytes(watch: Watch) -> list[int]:
+    """The same as numbers."""
+    return [int(peak.removesuffix(" MB")) for peak in peaks(watch)]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_a_rank_uses_for_a_moment_is_its_peak(method: str) -> None:
+    """And what this process has used for a moment is not."""
+    bytearray(900_000_000)
+    watch = Watch()
+    nbspawn.spawn(ranks.use_for_a_moment, (200_000_000,), nprocs=2, start_method=method, view=watch)
+    found = megabytes(watch)
+    assert len(found) == 2 and all(200 < peak < 900 for peak in found), found
+
+
+def test_the_peak_of_a_rank_that_fails() -> None:
+    watch = Watch()
+    with pytest.raises(nbspawn.RankRaisedError):
+        nbspawn.spawn(ranks.use_and_fail, (200_000_000,), nprocs=1, start_method="fork", view=watch)
+    assert megabytes(watch)[0] > 200
+
+
+def test_each_command_of_kept_ranks_has_its_own_peak() -> None:
+    watch = Watch()
+    with nbspawn.Session(2, view=watch) as session:
+        session.run(ranks.use_for_a_moment, 100_000_000)
+        first = megabytes(watch)
+        session.run(ranks.use_for_a_moment, 400_000_000)
+        second = megabytes(watch)
+        session[1].run(ranks.use_for_a_moment, 1)
+        idle, last = peaks(watch)
+    assert all(250 < later - earlier < 350 for earlier, later in zip(first, second, strict=True)), (first, second)
+    assert idle == "" and int(last.removesuffix(" MB")) < first[1] - 50
 
 
 def test_a_rank_that_holds_the_gil_in_native_code_gives_no_sign_of_life() -> None:
@@ -126,8 +175,8 @@ def test_the_samples_add_up_to_the_time_at_each_line() -> None:
     began = time.monotonic()
     nbspawn.spawn(ranks.two_steps, (1.5, 0.5), nprocs=1, start_method="fork", view=watch)
     took = time.monotonic() - began
-    profile = Profile(None)
-    profile.add(watch.events)
+    profile = Profile(watch.run)
+    profile.add(watch.events, time.monotonic())
     assert 1.8 <= profile.totals[0] <= took
     seconds = {line.frame.line: line for line in profile.lines.values() if line.frame is not None}
     first = seconds[line_of(ranks.two_steps, "pause(first)")]
@@ -136,6 +185,45 @@ def test_the_samples_add_up_to_the_time_at_each_line() -> None:
     (below,) = first.below.values()
     assert below.frame is not None and below.frame.name == "pause"
     assert below.seconds == first.seconds
+    done = [list(one.seconds) for one in profile.timeline.bins[0] if len(one.seconds) == 1]
+    lines = [activity.frame.line for (activity,) in done if activity.frame is not None]
+    assert lines == sorted(lines) and len(lines) >= 10, "one after another"
+
+
+class FakeChannel:
+    """The kernel ``reads``, or does not."""
+
+    reads = False
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def try_send(self, event: Event) -> bool:
+        if self.reads:
+            self.got.append(event)
+        return self.reads
+
+
+def test_while_nothing_can_be_sent_no_second_is_lost(tmp_path: Path) -> None:
+    """And what is remembered is bounded."""
+    files = RunFiles(tmp_path, tmp_path)
+    files.gauges.write_bytes(bytes(SLOT.size))
+    files.stack(0).touch()
+    channel = FakeChannel()
+    info = SimpleNamespace(rank=0, launch=SimpleNamespace(files=files, world_size=1))
+    sampler = Sampler(info, channel)  # type: ignore[arg-type]
+    positions = [Position((Frame("cell", line, "<module>"),)) for line in range(1, 4)]
+    for number in range(1000):
+        sampler._spend(positions[number % 3], 0.1)
+        sampler._spend(positions[number % 3], 0.2)
+        assert not sampler._send(float(number))
+    channel.reads = True
+    assert sampler._send(1000.0)
+    (message,) = channel.got
+    assert len(message.spent) == 100
+    assert sum(seconds for _, seconds in message.spent) == pytest.approx(300.0)
+    assert message.spent[:99] == tuple((positions[number % 3], pytest.approx(0.3)) for number in range(99))
+    assert sampler._send(1001.0) and channel.got[-1].spent == (), "it is sent once"
 
 
 def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
@@ -145,7 +233,7 @@ def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     listener.listen()
     channel = Channel(tmp_path / "socket")
     reader, _ = listener.accept()
-    event = Measured(0, 1.0, 1.0, 1, 1)
+    event = Measured(0, 1.0, 1.0, 1, 1, 1, 1)
     offered = [channel.try_send(event) for _ in range(100_000)]
     assert offered[0] and not offered[-1]
     while reader.recv(1 << 20, socket.MSG_DONTWAIT | socket.MSG_PEEK):

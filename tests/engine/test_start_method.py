@@ -62,7 +62,7 @@ def test_absurd_number_of_ranks(nprocs: int) -> None:
 
 def test_auto_takes_the_warm_fork_server() -> None:
     choice = chosen()
-    assert (choice.method, choice.warm) == ("forkserver", True)
+    assert (choice.method, choice.news) == ("forkserver", False)
     assert "can travel" in choice.why
 
 
@@ -178,10 +178,10 @@ def test_the_method_does_not_depend_on_the_clock(requested: str, monkeypatch: py
     monkeypatch.setattr(start_method, "server", cold)
     try:
         choice = chosen(requested=requested)
-        assert (choice.method, choice.warm, choice.title) == ("forkserver", False, "fork server")
+        assert (choice.method, choice.news, choice.title) == ("forkserver", True, "fork server")
         assert re.fullmatch(r"waited \d+\.\d s for it to start", choice.why)
         choice = chosen(requested=requested)
-        assert (choice.method, choice.warm, choice.title) == ("forkserver", True, "fork server (warm)")
+        assert (choice.method, choice.news, choice.title) == ("forkserver", False, "fork server")
     finally:
         cold.stop()
 

@@ -134,14 +134,18 @@ from tqdm.auto import tqdm
 for _ in tqdm(range(5), desc="steps"): time.sleep(0.4)
 display(HTML(f"<b>shown by {rank}</b>"))
 random.random()"""
-    first = ok(kernel.execute(f"%%spawn 4 {on} --seed 7 --timings --profile\n{body}"))
+    first = ok(kernel.execute(f"%%spawn 4 {on} --seed 7 --timings --profile -o r\n{body}"))
     assert {data["text/html"] for data in first.shown if "shown by" in data.get("text/html", "")} == {
         f"<b>shown by {rank}</b>" for rank in range(4)
     }
     assert "5/5" in first.text() + first.text("stderr")
     table = next(output["data"]["text/plain"] for output in first.outputs if "data" in output)
     assert re.search(r"Time: payload .* rendezvous .* run .*", table) and "time.sleep(0.4)" in table
-    assert ok(kernel.execute(f"%%spawn 4 {on} --seed 7\n{body}")).result == first.result
+    steps = [row for row in kernel.value("r.timeline") if "time.sleep(0.4)" in row["source"]]
+    assert {row["rank"] for row in steps} == {0, 1, 2, 3}
+    assert all(0 <= row["start"] < row["end"] < first.seconds + 1 for row in steps), "of the kernel's clock"
+    ok(kernel.execute(f"%%spawn 4 {on} --seed 7 -o again\n{body}"))
+    assert kernel.value("list(again) == list(r)") and kernel.value("len(set(r))") == 4
     reply = kernel.execute(f"%%spawn 4 {on} -t 1 -g 1\nimport time\ntime.sleep(60 + rank)")
     assert reply.ename == "RunTimeoutError" and "line 3" in reply.traceback, reply
     reply = kernel.execute(f"%%spawn 4 {on} --locals\nhalf = rank / 2\nif rank == 3: raise ValueError(half)")

@@ -18,6 +18,7 @@ from leftovers import gone
 
 from nbspawn._notebook.console import ConsoleView
 from nbspawn._render.lines import strip_ansi
+from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07]*\x07")
@@ -215,7 +216,7 @@ def test_a_long_sentence_is_erased_whole(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("LINES", "40")
     view = ConsoleView(live=True)
     run = replace(Run.new(2, "fork", "", "/tmp", 0.0), notes=("Ranks wait for each other. " * 5,))
-    view.open(run)
+    view.open(run, Profile(run))
     view._draw(run)
     drawn = capsys.readouterr().out
     assert all(len(strip_ansi(line)) < 60 for line in drawn.splitlines())

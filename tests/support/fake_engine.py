@@ -109,7 +109,7 @@ class FakeEngine:
         return [100 + rank for rank in range(self.nprocs)]
 
     def usage(self) -> list[Reading]:
-        return [Reading(0.0, 0.0, 0, -1)] * self.nprocs
+        return [Reading(0.0, 0.0, 0, 0, -1, -1)] * self.nprocs
 
     def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
         raise NotImplementedError

@@ -441,6 +441,16 @@ def work_for(rank: int, seconds: float, size: int) -> int:
     return len(used)
 
 
+def use_for_a_moment(rank: int, size: int) -> None:
+    """So many bytes."""
+    bytearray(size)
+
+
+def use_and_fail(rank: int, size: int) -> None:
+    use_for_a_moment(rank, size)
+    raise KeyError("hieght")
+
+
 def hold_the_gil(rank: int, seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
     time.sleep(1.5)

@@ -5,31 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import Cell, Kernel, plain
-
-WIDGET = "application/vnd.jupyter.widget-view+json"
+from widgets import WIDGET, Models
 
 USERS: list[User] = []
 
 
-class User:
+class User(Models):
     """Submits a cell, and watches its messages for prompts and for widgets."""
 
     def __init__(self, kernel: Kernel, code: str) -> None:
-        self.kernel = kernel
-        self.models: dict[str, dict[str, Any]] = {}
+        super().__init__(kernel)
         self._answered = 0
         self.cell: Cell = kernel.submit(code)
         USERS.append(self)
         take = self.cell.take
 
         def watched(channel: str, message: dict[str, Any]) -> None:
-            kind, content = message["header"]["msg_type"], message["content"]
-            if kind == "comm_open":
-                self.models[content["comm_id"]] = dict(content["data"]["state"])
-            elif kind == "comm_msg" and content["comm_id"] in self.models:
-                self.models[content["comm_id"]].update(content["data"].get("state", {}))
-            elif kind == "comm_close":
-                self.models.pop(content["comm_id"], None)
+            self.fold(message["header"]["msg_type"], message["content"])
             take(channel, message)
 
         self.cell.take = watched  # type: ignore[method-assign]
@@ -66,10 +58,6 @@ class User:
             for channel, message in late:
                 self.cell.take(channel, message)
 
-    def _send(self, comm: str, data: dict[str, Any]) -> None:
-        client = self.kernel._client
-        client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": comm, "data": data}))
-
     def view(self) -> str:
         """Wait for the controls to be displayed; the id of their box."""
 
@@ -85,19 +73,10 @@ class User:
 
     def see_controls(self) -> None:
         """Have a front end that shows them."""
-        self._send(self.view(), {"method": "update", "state": {"_view_count": 1}, "buffer_paths": []})
-
-    def find(self, kind: str) -> str:
-        return next(name for name, state in self.models.items() if state.get("_model_name") == kind)
-
-    def button(self, description: str) -> str:
-        return next(name for name, state in self.models.items() if state.get("description") == description)
-
-    def click(self, description: str) -> None:
-        self._send(self.button(description), {"method": "custom", "content": {"event": "click"}})
+        self.update(self.view(), _view_count=1)
 
     def choose(self, index: int) -> None:
-        self._send(self.find("DropdownModel"), {"method": "update", "state": {"index": index}, "buffer_paths": []})
+        self.update(self.find("DropdownModel"), index=index)
 
     def debug(self, rank: int) -> None:
         """Choose a rank and press Debug."""

@@ -51,5 +51,5 @@ def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
 
 def test_a_rank_that_has_not_reported_yet_uses_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(2)
-    monkeypatch.setattr(engine, "usage", lambda: [Reading(0.0, 0.0, 0, 0), Reading(1.0, 0.1, 5, 7)])
+    monkeypatch.setattr(engine, "usage", lambda: [Reading(0.0, 0.0, 0, 0, 0, 0), Reading(1.0, 0.1, 5, 6, 7, 8)])
     assert pool_of(engine).memory() == [(0, -1), (5, 7)]

@@ -210,8 +210,8 @@ def test_of_a_progress_bar_the_numbers_are_shown(bar: str) -> None:
 
 WORKING = (
     Sampled(0, 103.0, Position((Frame("cell", 2, "<module>"),), "all_reduce", True), 102.0, ()),
-    Measured(0, 103.0, 0.5, 412_300_000, -1),
-    Measured(0, 104.0, 1.49, 412_300_000, 1_300_000_000),
+    Measured(0, 103.0, 0.5, 412_300_000, 500_000_000, -1, -1),
+    Measured(0, 104.0, 1.49, 412_300_000, 500_000_000, 1_300_000_000, 2_000_000_000),
     Sampled(1, 103.0, Position((Frame("cell", 3, "<module>"), Frame("other", 7, "f")), "forward"), 103.0, ()),
     Returned(2, 102.5, Answer(1), 0),
     Returned(3, 102.5, Answer(1), 0),
@@ -221,13 +221,82 @@ WORKING = (
 def test_where_ranks_are_and_what_they_use() -> None:
     run = replace(run_of(4, *WORKING), cell="cell", source=("%%spawn 4", "dist.all_reduce(x)", "\ttrain(model)"))
     assert text.table(Snapshot(run, 106.5), width=104).splitlines()[1:] == [
-        "rank  state            at                          cpu  memory  device  last line, result or error",
-        "   0  ◍ waiting 4.5 s  2  dist.all_reduce(x)      99 %  412 MB  1.3 GB",
+        "rank  state            at                          cpu  memory            device  last line, result or…",
+        "   0  ◍ waiting 4.5 s  2  dist.all_reduce(x)      99 %  412 MB            1.3 GB",
         "   1  ● running        3  train(model) · forward",
-        "   2  ✓ done                                                            1",
-        "   3  ✓ done                                                            1",
+        "   2  ✓ done                                                                      1",
+        "   3  ✓ done                                                                      1",
     ]
     assert "2  dist.all_reduce(x)" in Cells(html.table(Snapshot(run, 106.5))).cells
+
+
+def measured(rank: int, *memory: int, device_peak: int = -1) -> list[Measured]:
+    """Readings of its memory, in MB, a second after each other; 1 MB more was used between each two."""
+    return [
+        Measured(rank, 103.0 + second, 0.5, megabytes * 10**6, (max(memory[: second + 1]) + 1) * 10**6, -1, device_peak)
+        for second, megabytes in enumerate(memory)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("points", "drawn"),
+    [
+        ((), ""),
+        ((100, 900), ""),
+        ((100, 500, 900), "▁▅█"),
+        ((900, 800, 900, 500, 100), "█▇█▅▁"),
+        ((1000, 1001, 1000, 1005), "▁▁▁▁"),
+        ((1000, 1030, 1000, 1099), "▁▃▁▇"),
+        ((0, 0, 0), "▁▁▁"),
+    ],
+)
+def test_sparklines(points: tuple[int, ...], drawn: str) -> None:
+    assert text.sparkline(points) == drawn
+
+
+def test_the_course_of_the_memory_is_beside_it_while_ranks_run() -> None:
+    run = run_of(2, *measured(0, 200, 300, 400), *measured(1, 300, 300), Printed(1, ("epoch 2",), ""))
+    assert text.table(Snapshot(run, 106.0)).splitlines()[1:] == [
+        "rank  state      at  cpu  memory            last line, result or error",
+        "   0  ● running      0 %  400 MB  ▁▅█",
+        "   1  ● running      0 %  300 MB            epoch 2",
+    ]
+    assert "▁" not in text.table(Snapshot(run, 106.0), width=99)
+    cells = Cells(html.table(Snapshot(run, 106.0))).cells
+    assert cells[:7] == ["rank", "state", "at", "cpu", "memory", "", "last line, result or error"]
+    assert [cell.strip() for cell in cells[11:13]] == ["400 MB", "▁▅█"]
+
+
+def test_no_column_moves_when_the_course_begins_or_has_all_its_points() -> None:
+    events = measured(0, *(300 + second for second in range(30)))
+    heads = set()
+    for count in range(2, 30):
+        snapshot = Snapshot(run_of(1, *events[:count]), 103.0 + count)
+        heads.add((html.table(snapshot).split("<thead>")[1].split("<tbody>")[0], text.table(snapshot).splitlines()[1]))
+    assert len(heads) == 1
+
+
+def test_ranks_that_share_a_row_show_the_course_and_the_peak_of_the_one_with_most() -> None:
+    place = Position((Frame("cell", 2, "<module>"),))
+    events = [event for rank in range(20) for event in (Sampled(rank, 103.0, place, 102.0, ()),)]
+    run = run_of(20, *events, *measured(3, 500, 600, 700), *measured(5, 800, 100, 100))
+    (row,) = text.rows(Snapshot(run, 106.0))
+    assert (row.memory, row.trend.strip(), row.peak) == ("700 MB", "▁▅█", "801 MB")
+
+
+def test_in_the_end_each_rank_has_its_peak() -> None:
+    run = run_of(3, *measured(0, 411, 300), *measured(1, 1299, device_peak=2_000_000_000))
+    run = reduce(run, [Returned(rank, 105.0, Answer(rank), 0) for rank in range(3)], 105.0)
+    run = reduce(run, [Exited(rank, 105.0, 0) for rank in range(3)], 105.0)
+    assert text.table(Snapshot(run, 112.4), width=80).splitlines()[1:] == [
+        "rank  state    time    peak  device peak  last line, result or error",
+        "   0  ✓ done  5.0 s  412 MB               0",
+        "   1  ✓ done  5.0 s  1.3 GB       2.0 GB  1",
+        "   2  ✓ done  5.0 s                       2",
+    ]
+    cells = Cells(html.table(Snapshot(run, 112.4))).cells
+    assert cells[:6] == ["rank", "state", "time", "peak", "device peak", "last line, result or error"]
+    assert cells[12:18] == ["1", "✓ done", "5.0 s", "1.3 GB", "2.0 GB", "1"]
 
 
 def test_the_call_is_in_sight() -> None:
@@ -242,7 +311,7 @@ def test_the_call_is_in_sight() -> None:
 
 
 def test_a_silent_rank() -> None:
-    run = run_of(1, Measured(0, 103.0, 0.5, 1, -1))
+    run = run_of(1, Measured(0, 103.0, 0.5, 1, 1, -1, -1))
     assert "● silent 9.0 s" in text.table(Snapshot(run, 112.0))
     assert "silent" not in text.table(Snapshot(run, 105.0))
 

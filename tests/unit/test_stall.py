@@ -109,7 +109,7 @@ def test_a_rank_in_a_function_of_another_cell_is_at_the_line_that_called_it() ->
 
 
 def test_a_rank_without_a_sign_of_life() -> None:
-    run = run_of(*WAIT, at(1, 4, 1.0), Measured(1, 2.0, 0.5, 1, -1))
+    run = run_of(*WAIT, at(1, 4, 1.0), Measured(1, 2.0, 0.5, 1, 1, -1, -1))
     assert sentence(run, 15.0).endswith(
         "Rank 1 has given no sign of life for 13 s, last seen at line 4: time.sleep(50)."
     )

@@ -14,12 +14,14 @@ from nbspawn._protocol.messages import (
     Exited,
     InputRequest,
     Leaving,
+    Measured,
     Printed,
     Raised,
     Returned,
     Started,
     Stopping,
 )
+from nbspawn._state.history import POINTS, extended
 from nbspawn._state.phases import Moments
 from nbspawn._state.run import FINAL, RankStatus, Run, answered, reduce
 from nbspawn._state.wording import ranges
@@ -163,6 +165,30 @@ def test_events_without_a_state_change_nothing() -> None:
     run = fold(Started(0, 1, 1.0))
     for event in (DisplayData(0, {}, {}, {}, False, 0), ClearOutput(0, True, 0), Exited(7, 2.0, 1)):
         assert reduce(run, [event], 3.0) == run
+
+
+def test_the_last_reading_of_a_rank_that_has_ended_counts() -> None:
+    rank = rank0(
+        Started(0, 1, 1.0),
+        Measured(0, 1.0, 0.1, 10, 10, -1, -1),
+        Returned(0, 2.0, Answer(1), 0),
+        Measured(0, 2.0, 0.6, 20, 90, 3, 4),
+        Exited(0, 2.5, 0),
+    )
+    assert (rank.memory, rank.peak_memory, rank.device_memory, rank.peak_device_memory) == (20, 90, 3, 4)
+    assert rank.memory_history == (10, 20)
+
+
+@pytest.mark.parametrize("count", [*range(1, 70), 1000, 86_400])
+def test_a_history_is_of_bounded_size_and_loses_no_peak(count: int) -> None:
+    """Each point is the maximum of as many values as any other, but for the last."""
+    values = [(7 * index) % 101 for index in range(count)]
+    points: tuple[int, ...] = ()
+    for index, value in enumerate(values):
+        points = extended(points, index, value)
+    spacing = next(1 << power for power in range(20) if count <= POINTS << power)
+    assert points == tuple(max(values[start : start + spacing]) for start in range(0, count, spacing))
+    assert len(points) <= POINTS
 
 
 def test_ranges() -> None:

@@ -34,6 +34,7 @@ from nbspawn._results import Results
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.supervisor import Supervisor
 from nbspawn._session.views import Action
+from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 SOURCE = ("%%spawn 2", "x = 1", "dist.barrier()", "time.sleep(60)")
@@ -59,8 +60,8 @@ class FakeView:
     def actions(self) -> Sequence[Action]:
         return [self.pressed.popleft() for _ in range(len(self.pressed))]
 
-    def open(self, run: Run) -> None:
-        self.run = run
+    def open(self, run: Run, profile: Profile) -> None:
+        self.run, self.profile = run, profile
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         self.run = run
@@ -142,6 +143,16 @@ def test_results() -> None:
     assert list(play.run(returned(1, 1.0), returned(0, 2.0), timings=True)) == [0, 10]
     assert play.did == [] and play.view.closed
     assert play.view.run.notes[0].startswith("Time: ") and play.view.run.counts == {"done": 2}
+
+
+def test_results_tell_what_each_rank_did_when() -> None:
+    play = Play()
+    works, waits = Position((HERE,)), Position((HERE._replace(line=3),), "barrier", True)
+    spent = (works, 0.5), (waits, 1.0)
+    results = play.run((1.5, Sampled(1, 1.5, waits, 0.5, spent)), returned(0, 2.0), returned(1, 2.0))
+    parts = [(row["rank"], round(row["seconds"], 3), row["source"], row["waiting"]) for row in results.timeline]
+    assert parts == [(1, 0.5, "x = 1", False), (1, 1.0, "dist.barrier()", True)]
+    assert play.view.profile.totals == {1: 1.5}, "the view has been given the same"
 
 
 # ---------------------------------------------------------------- Stop
@@ -448,6 +459,7 @@ def test_what_has_to_be_done_afterwards_is_done_whatever_happens() -> None:
     play.view = Broken()
     engine = FakeEngine(2, (1.0, Printed(0, ("x",), "")))
     supervisor = Supervisor(CommandOptions(view=play.view), engine, play.flag, engine.clock)
+    supervisor.open(Run.new(2, "fork", "", engine.log_dir, 0.0))
     with pytest.raises(BrokenPipeError):
         supervisor.results(play.view.run, lambda run: replace(run, notes=("tidied",)))
     assert play.view.run.notes == ("tidied",)

@@ -1,0 +1,133 @@
+"""The pictures of README.md, from a real JupyterLab: ``python docs/screenshots.py`` (needs Debian's chromium).
+
+Each is taken in the light theme; ``--dark`` writes them into build/, in the dark one, to be looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from lab import Lab, open_lab  # noqa: E402
+from playwright.sync_api import expect  # noqa: E402
+
+LOAD = "%load_ext nbspawn\nimport nbspawn"
+WORK = """import time, torch, torch.distributed as dist
+
+def work(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        torch.randn(64, 64) @ torch.randn(64, 64)"""
+STRAGGLER = """%%spawn 4 -b gloo --profile
+time.sleep(0.4 + rank / 4)
+for step in range(12):
+    work(0.3 if rank == 2 else 0.1)
+    dist.all_reduce(torch.ones(1))
+    if step % 4 == 3:
+        print("step", step + 1)"""
+LIVE = """%%spawn 4 -b gloo -g 1
+import time, torch, torch.distributed as dist
+from tqdm import tqdm
+
+def step(number):
+    if rank == 1 and number == 31:
+        time.sleep(600)
+    time.sleep(0.01)
+    dist.all_reduce(torch.ones(1))
+
+for number in tqdm(range(100), desc="epoch 2"):
+    step(number)"""
+FAILS = """def area(shape):
+    return shape["width"] * shape["hieght"]"""
+FAILING = """%%spawn 4 -b gloo -g 1
+import torch, torch.distributed as dist
+
+total = torch.zeros(1)
+if rank == 2:
+    total += area({"width": 3, "height": 4})
+dist.all_reduce(total)"""
+TRAIN = """import matplotlib.pyplot as plt, torch, torch.distributed as dist
+
+def train(rank, lr, hidden=64, steps=60):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 1))
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    x = torch.linspace(rank, rank + 1, 200)[:, None]
+    losses = []
+    for step in range(steps):
+        loss = (model(x) - torch.sin(6 * x)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(f"loss {losses[-1]:.3f}")
+    if rank == 0:
+        plt.figure(figsize=(5, 1.6)); plt.plot(losses); plt.show()
+    return losses[-1]"""
+INTERACT = 'nbspawn.interact(train, nprocs=4, backend="gloo", lr=(1e-4, 1e-1), hidden=[16, 64, 256])'
+
+# JupyterLab's question whether it may show news.
+_NO_NEWS = """addEventListener("DOMContentLoaded", () => document.head.insertAdjacentHTML(
+    "beforeend", "<style>.Toastify { display: none }</style>"))"""
+
+
+def take(lab: Lab, folder: Path) -> None:
+    """All pictures."""
+    page = lab.page
+    page.set_viewport_size({"width": 1180, "height": 1000})
+    page.add_init_script(_NO_NEWS)
+
+    def picture(name: str, cell: int) -> None:
+        page.locator(".jp-Notebook .jp-CodeCell").nth(cell).screenshot(path=folder / name)
+
+    notebook = lab.open("timeline.ipynb", LOAD, WORK, STRAGGLER)
+    for cell in range(3):
+        notebook.run(cell)
+    picture("timeline.png", 2)
+
+    notebook = lab.open("failing.ipynb", LOAD, FAILS, FAILING)
+    for cell in range(3):
+        notebook.run(cell)
+    picture("failing-cell.png", 2)
+
+    notebook = lab.open("interact.ipynb", LOAD, TRAIN, INTERACT)
+    for cell in range(3):
+        notebook.run(cell)
+    run = notebook.find("button.jupyter-button", "Run")
+    run.click()
+    expect(notebook.outputs(2).first).to_contain_text("✓ done")
+    expect(run).to_be_enabled()
+    page.wait_for_function("() => document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/png\"]').length")
+    picture("interact.png", 2)
+
+    notebook = lab.open("live.ipynb", LOAD, LIVE)
+    notebook.run(0)
+    notebook.start(1)
+    expect(notebook.outputs(1).first).to_contain_text(re.compile(r"have waited \d+ s"))
+    picture("live-view.png", 1)
+    notebook.press("interrupt")
+    notebook.wait()
+
+
+def main() -> None:
+    dark = "--dark" in sys.argv
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if dark:
+            settings = folder / "lab_settings" / "@jupyterlab" / "apputils-extension"
+            settings.mkdir(parents=True)
+            (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
+        target = ROOT / "build" / "dark" if dark else ROOT / "docs"
+        target.mkdir(parents=True, exist_ok=True)
+        with open_lab(folder) as lab:
+            take(lab, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A function's parameters as widgets, by the abbreviations of ``ipywidgets.interact``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import ipywidgets  # type: ignore[import-untyped]
+
+from nbspawn.errors import UsageError
+
+_WIDE = 100  # times its least value: then a range of floats has a logarithmic slider
+_STEPS = 100  # of a slider for floats; ipywidgets' own has steps of 0.1, whatever the range
+
+
+def widgets(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A widget, or ``ipywidgets.fixed``, for each parameter after the rank; by name.
+
+    ``given`` are abbreviations or widgets: ``(least, most[, step])`` is a slider, a list or a dict a choice, a number a
+    slider around it, a string a text, a bool a checkbox. A parameter that is not given has its default, or its type, as
+    abbreviation; it has no widget if that is none.
+
+    Raises UsageError if the function does not take the rank first, if a parameter has no value, or if a name or an
+    abbreviation is unknown.
+    """
+    name = getattr(fn, "__name__", "the function")
+    parameters = list(_parameters(fn, name))
+    rest = dict(given)
+    found = {}
+    for parameter in parameters:
+        abbreviation = rest.pop(parameter.name, _default(parameter))
+        widget = _widget(abbreviation, parameter.default)
+        if widget is not None:
+            if not getattr(widget, "description", "unnamed"):
+                widget.description = parameter.name
+            found[parameter.name] = widget
+        elif parameter.name in given:
+            raise UsageError(
+                f"{parameter.name}={abbreviation!r:.60} is no abbreviation for a widget: give (least, most), a list of "
+                "choices, a number, a string, a bool, a widget, or ipywidgets.fixed(value)"
+            )
+        elif parameter.default is parameter.empty:
+            raise UsageError(
+                f"{name}() has no value for {parameter.name!r}: interact({name}, {parameter.name}=…) gives one, for "
+                "example (0.0, 1.0) for a slider or [1, 2, 4] for a choice"
+            )
+    if rest:
+        raise UsageError(f"{name}() has no parameter {next(iter(rest))!r}")
+    return found
+
+
+def values(widgets: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are chosen now; by name."""
+    return {name: widget.value for name, widget in widgets.items()}
+
+
+def _parameters(fn: Callable[..., Any], name: str) -> Iterator[inspect.Parameter]:
+    """Those after the rank that can be given by name."""
+    no_rank = UsageError(f"{name}() must take the rank as its first argument, as with torch's spawn")
+    try:
+        rank, *others = inspect.signature(fn).parameters.values()
+    except ValueError:
+        raise no_rank from None
+    if rank.kind in (rank.KEYWORD_ONLY, rank.VAR_KEYWORD):
+        raise no_rank
+    for parameter in others:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            yield parameter
+        elif parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise UsageError(f"{name}() takes {parameter.name!r} by position only: interact gives arguments by name")
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return parameter.default if parameter.default is not parameter.empty else parameter.annotation
+
+
+def _widget(abbreviation: Any, default: Any) -> Any:
+    if abbreviation is inspect.Parameter.empty or abbreviation is None:
+        return None
+    if isinstance(abbreviation, tuple) and len(abbreviation) == 2 and _floats(abbreviation):
+        least, most = map(float, abbreviation)
+        if 0 < least and most / least >= _WIDE:
+            start = math.sqrt(least * most)
+            if isinstance(default, Real) and least <= float(default) <= most:
+                start = float(default)
+            return ipywidgets.FloatLogSlider(value=start, min=math.log10(least), max=math.log10(most), step=0.05)
+    try:
+        widget = ipywidgets.interactive.widget_from_abbrev(abbreviation, default)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{abbreviation!r:.60} is no abbreviation for a widget: {error}") from None
+    if isinstance(widget, ipywidgets.FloatSlider) and widget is not abbreviation:
+        if not (isinstance(abbreviation, tuple) and len(abbreviation) == 3):
+            widget.step = (widget.max - widget.min) / _STEPS
+        widget.readout_format = ".3g"
+        if isinstance(default, Real) and widget.min <= float(default) <= widget.max:
+            widget.value = float(default)
+    return widget
+
+
+def _floats(abbreviation: tuple[Any, ...]) -> bool:
+    numbers = all(isinstance(one, Real) and not isinstance(one, bool) for one in abbreviation)
+    return numbers and not all(isinstance(one, Integral) for one in abbreviation)
