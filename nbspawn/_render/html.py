@@ -48,7 +48,7 @@ _WIDTHS = {
     "device peak": "7em",
     "cpu": "3.2em",
     "memory": "4.5em",
-    TREND: "4.2em",
+    TREND: "3.7em",
     "device": "4.5em",
 }
 # Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
