@@ -80,7 +80,7 @@ class _OfPool:
     @property
     def over(self) -> bool:
         self._pool.tidy()  # a rank may have died while it was idle
-        return bool(self._pool.ended)
+        return self._pool.over
 
     def idle(self) -> str:
         return kept.html(*idle_table(self._pool))

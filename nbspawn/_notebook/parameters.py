@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_origin
 
 import ipywidgets  # type: ignore[import-untyped]
 
@@ -61,7 +61,7 @@ def _parameters(fn: Callable[..., Any], name: str) -> Iterator[inspect.Parameter
     """Those after the rank that can be given by name."""
     no_rank = UsageError(f"{name}() must take the rank as its first argument, as with torch's spawn")
     try:
-        rank, *others = inspect.signature(fn).parameters.values()
+        rank, *others = _signature(fn).parameters.values()
     except ValueError:
         raise no_rank from None
     if rank.kind in (rank.KEYWORD_ONLY, rank.VAR_KEYWORD):
@@ -73,8 +73,19 @@ def _parameters(fn: Callable[..., Any], name: str) -> Iterator[inspect.Parameter
             raise UsageError(f"{name}() takes {parameter.name!r} by position only: interact gives arguments by name")
 
 
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(fn, eval_str=True)
+    except NameError:  # of an annotation
+        return inspect.signature(fn)
+
+
 def _default(parameter: inspect.Parameter) -> Any:
-    return parameter.default if parameter.default is not parameter.empty else parameter.annotation
+    """Its default, or the type that it is annotated with. (Strings and ``list[int]`` would be taken for choices.)"""
+    if parameter.default is not parameter.empty:
+        return parameter.default
+    is_type = isinstance(parameter.annotation, type) and get_origin(parameter.annotation) is None
+    return parameter.annotation if is_type else parameter.empty
 
 
 def _widget(abbreviation: Any, default: Any) -> Any:

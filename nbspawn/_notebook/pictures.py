@@ -27,10 +27,10 @@ class Picture:
 
     def show(self, widget: Any, text: str) -> None:
         """Display the widget, and the picture below it. ``text`` is for consoles."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
         # Stored, because `%%capture` in a later cell replaces the shell's publisher for a while.
         self._publish = get_ipython().display_pub.publish
-        if widget.model_id is not None:  # a closed one has none
+        if widget.comm is not None:  # it is not closed
+            view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
             self._publish(data={WIDGET: view, "text/plain": text}, metadata={})
         self._draw(update=False)
 

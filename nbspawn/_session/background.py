@@ -124,7 +124,9 @@ class _Shown(str):
 
 def error_text(error: BaseException) -> str:
     """The error as a cell shows it."""
-    return "\n".join(error.lines) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
+    return (
+        "\n".join(error._render_traceback_()) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
+    )
 
 
 class BackgroundRun:
@@ -254,6 +256,11 @@ class BackgroundRun:
         return True
 
     interrupt = cancel
+
+    @property
+    def stopping(self) -> bool:
+        """Has the end of the run been requested, by ``cancel`` or by whoever ends the ranks?"""
+        return self._flag.count > 0
 
     def _attach(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout

@@ -53,6 +53,7 @@ class Pool:
         """The last background run, whether or not it has ended."""
         self.ended = ""
         """Why the ranks have ended; '' if they are alive as far as is known, or were never started."""
+        self._restarting = False
         self._ranks: StartedRanks | None = None
         self._commands = 0
         self._command: _Command | None = None
@@ -94,6 +95,11 @@ class Pool:
         """The state of the command that runs; None if the ranks are idle."""
         command = self._command
         return None if command is None else command.supervisor.run
+
+    @property
+    def over(self) -> bool:
+        """Have the ranks ended, and are not being started again?"""
+        return bool(self.ended) and not self._restarting
 
     def states(self) -> list[str]:
         """The state of each rank: 'idle', or its state in the command that runs."""
@@ -257,8 +263,12 @@ class Pool:
 
     def restart(self) -> None:
         """End the ranks, and start the same number again, with the same options, without their variables."""
-        self.close()
-        self.ended = ""
+        self._restarting = True
+        try:
+            self.close()
+            self.ended = ""
+        finally:
+            self._restarting = False
         self.start()
 
     def tidy(self) -> None:
