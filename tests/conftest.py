@@ -23,6 +23,7 @@ os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 from kernels import Kernel
 from methods import METHODS
+from widgets import PANEL_THREADS, Screen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,6 +129,22 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
     yield module_kernel
     module_kernel.assert_no_rank()
     assert module_kernel.value("6 * 7") == 42
+
+
+@pytest.fixture
+def screen(kernel: Kernel) -> Iterator[Screen]:
+    """A front end of the module's kernel; no rank, panel or widget is left when it leaves, no callback has failed."""
+    screen = Screen(kernel)
+    try:
+        yield screen
+    finally:
+        kernel.interrupt()  # a cell that a failed test has left
+        kernel.execute("import ipywidgets, nbspawn\nnbspawn._session.pool.end_all()")
+        screen.until(lambda: kernel.value(PANEL_THREADS) == [], "the panels' threads end with the ranks")
+        kernel.execute("ipywidgets.Widget.close_all()")
+        screen.leave()
+    assert not screen.stray.saved, str(screen.stray)
+    assert "Traceback" not in kernel.terminal
 
 
 @pytest.fixture

@@ -102,8 +102,9 @@ class Engine(Protocol):
     def break_into(self, rank: int) -> None:
         """Have a rank stop in the debugger as soon as possible; returns at once."""
 
-    def stacks(self, ending: str = "") -> list[str]:
-        """Where the ranks were when they were stopped, a sentence for each group of ranks."""
+    def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:
+        """Where the ranks were when they were stopped, a sentence for each group of ranks. ``names`` are IPython's for
+        the notebook's cells, by file name."""
 
     def results(self) -> Results[Any]:
         """The ranks' values; called when all have returned."""

@@ -217,9 +217,9 @@ class HostRanks:
     def look(self, deep: bool) -> dict[int, Stack]:
         return self._nodes.by_rank(self._nodes.ask("look", deep))
 
-    def stacks(self, ending: str = "") -> list[str]:
+    def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:
         stood: dict[int, tuple[Frame, ...]] = self._nodes.by_rank(self._nodes.ask("stood"))
-        return stacks.sentences(stood, self.cell, ending)
+        return stacks.sentences(stood, self.cell, names, ending)
 
     def results(self) -> Results[Any]:
         returned = self._nodes.returned

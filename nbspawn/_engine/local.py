@@ -306,9 +306,9 @@ class LocalRanks(ProcessContext):
 
     # ------------------------------------------------------------ where ranks stand
 
-    def stacks(self, ending: str = "") -> list[str]:
+    def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:
         """Where the ranks stood when they were stopped, but for those that failed: a sentence for each group."""
-        return stacks.sentences(self.stood(), self.cell, ending)
+        return stacks.sentences(self.stood(), self.cell, names, ending)
 
     def stood(self) -> dict[int, tuple[Frame, ...]]:
         """The same as the frames of each."""

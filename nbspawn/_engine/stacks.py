@@ -99,11 +99,14 @@ class Stacks:
             return {"size": -1}
 
 
-def sentences(stood: Mapping[int, tuple[Frame, ...]], cell: str | None, ending: str) -> list[str]:
-    """'Ranks 0 and 3 were at line 12, in wait.', of ranks that ran this ``cell`` (None: a function)."""
+def sentences(
+    stood: Mapping[int, tuple[Frame, ...]], cell: str | None, names: Mapping[str, str], ending: str
+) -> list[str]:
+    """'Ranks 0 and 3 were at line 12, in wait.', of ranks that ran this ``cell`` (None: a function). ``names`` are
+    IPython's for the notebook's cells, by file name."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(stood):
-        groups.setdefault(_place(stood[rank], cell), []).append(rank)
+        groups.setdefault(_place(stood[rank], cell, names), []).append(rank)
     found = []
     for place, ranks in groups.items():
         verb = "was" if len(ranks) == 1 else "were"
@@ -111,10 +114,10 @@ def sentences(stood: Mapping[int, tuple[Frame, ...]], cell: str | None, ending: 
     return found
 
 
-def _place(frames: tuple[Frame, ...], cell: str | None) -> str:
+def _place(frames: tuple[Frame, ...], cell: str | None, names: Mapping[str, str]) -> str:
     innermost = frames[-1]
     if cell is None:
-        return described(innermost)
+        return described(innermost._replace(file=names.get(innermost.file, innermost.file)))
     in_cell = [frame for frame in frames if frame.file == cell]
     if not in_cell:
         return "not in the cell's code"

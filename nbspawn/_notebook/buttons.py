@@ -93,9 +93,9 @@ class Buttons:
             button.description = DEBUG.name if rank == _ALL else f"Debug rank {rank}"
 
     def set_disabled(self, disabled: bool) -> None:
-        """Disable the buttons, or enable them again."""
-        for button in self.by_kind.values():
-            button.disabled = disabled
+        """Disable the buttons and the choice, or enable them again."""
+        for widget in (*self.by_kind.values(), self._choice):
+            widget.disabled = disabled
 
     def refresh(self, text: Callable[[int], str], path: Callable[[int], str]) -> None:
         """Show the chosen rank's newest output, and the path of its log."""

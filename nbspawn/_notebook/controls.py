@@ -21,7 +21,12 @@ from nbspawn._state.run import Run
 
 DELAY = 1.0  # seconds: a shorter run needs no controls
 _ANSWER = 3.0  # seconds within which a front end that shows widgets reports a view
-WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def view_of(widget: Any) -> dict[str, Any]:
+    """The part of a mime bundle that shows a widget."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
 
 
 class Controls:
@@ -55,7 +60,7 @@ class Controls:
             return
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self.actions.append)
-            self._draw({WIDGET: self._panel.view, "text/plain": ""}, update=True)
+            self._draw({**self._panel.view, "text/plain": ""}, update=True)
             self._shown_at = now
         if self._pump is not None:
             self._pump()
@@ -101,7 +106,7 @@ class _Panel:
     @property
     def view(self) -> dict[str, Any]:
         """The part of the mime bundle that shows the widgets."""
-        return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+        return view_of(self._box)
 
     @property
     def answered(self) -> bool:

@@ -86,7 +86,7 @@ class Interact(ipywidgets.VBox):
         self._run_button.on_click(lambda _: self._run_pressed())
         self._controls = _Controls()
         self._slots = Slots()
-        self._questions = Questions(self._echo, self._refresh, self._stopping)
+        self._questions = Questions(self._echo, self._stopping)
         self._picture = Picture()
         self._argument_box = ipywidgets.VBox(_shown(self.arguments))
         buttons = self._controls.buttons
@@ -216,16 +216,10 @@ class Interact(ipywidgets.VBox):
         """Show a question and its answer among what the ranks print; called in the thread that watches the run."""
         if self._view is not None:
             self._view.view.notify(text.rstrip("\n"))
-            self._refresh()
 
     def _stopping(self) -> bool:
         """Has the end of the run been requested?"""
         return self._controls.stopping or (self._handle is not None and self._handle.stopping)
-
-    def _refresh(self) -> None:
-        """Keep the view current while the user is asked; called in that thread, too."""
-        if self._view is not None:
-            self._view.view.show(self._view.view.run, ())
 
     # ------------------------------------------------------------ display
 

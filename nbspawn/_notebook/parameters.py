@@ -76,7 +76,7 @@ def _parameters(fn: Callable[..., Any], name: str) -> Iterator[inspect.Parameter
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn, eval_str=True)
-    except NameError:  # of an annotation
+    except Exception:  # an annotation that is no code, or names what is not there
         return inspect.signature(fn)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets  # type: ignore[import-untyped]
 from IPython import get_ipython
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
+from nbspawn._notebook.controls import view_of
 
 
 class Picture:
@@ -30,8 +30,7 @@ class Picture:
         # Stored, because `%%capture` in a later cell replaces the shell's publisher for a while.
         self._publish = get_ipython().display_pub.publish
         if widget.comm is not None:  # it is not closed
-            view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-            self._publish(data={WIDGET: view, "text/plain": text}, metadata={})
+            self._publish(data={**view_of(widget), "text/plain": text}, metadata={})
         self._draw(update=False)
 
     def draw(self, html: str) -> None:

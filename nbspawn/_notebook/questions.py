@@ -20,19 +20,15 @@ _TICK = 0.2  # seconds between two looks whether the user has pressed Stop inste
 
 class Questions:
     """A prompter (_session/views.py) whose ``box`` is to be displayed. ``write`` gets each question with its answer;
-    ``wait`` is called again and again while the user is asked; ``stopping`` tells whether the user has requested the
-    end of the run."""
+    ``stopping`` tells whether the user has requested the end of the run."""
 
     present = True
 
-    def __init__(
-        self, write: Callable[[str], object], wait: Callable[[], object], stopping: Callable[[], bool]
-    ) -> None:
+    def __init__(self, write: Callable[[str], object], stopping: Callable[[], bool]) -> None:
         self.box = ipywidgets.VBox()
         self.attachment: Attachment | None = None
         """A cell that waits for the run shows the questions: until it ends, the kernel gets no answer from the box."""
         self._write = write
-        self._wait = wait
         self._stopping = stopping
 
     @property
@@ -70,7 +66,6 @@ class Questions:
                 except queue.Empty:
                     if self._stopping() or self._attached:
                         return None
-                    self._wait()
                     continue
                 time.sleep(_SETTLED)
                 self._write(f"{last}{'' if password else field.value}\n")

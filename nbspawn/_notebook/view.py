@@ -29,9 +29,9 @@ class NotebookView:
 
     run: Run
 
-    budget = 170_000
-    """Bytes of text. If a cell prints too fast, a Jupyter server drops all its output, errors too. With the table and
-    an error a cell stays below 200 kB."""
+    budget = 140_000
+    """Bytes of text. If a cell prints too fast, a Jupyter server drops all its output, errors too. With the table, the
+    timeline and an error a cell stays below 200 kB."""
 
     def __init__(
         self,
@@ -130,12 +130,14 @@ class NotebookView:
     def notify(self, text: str) -> None:
         """Show a message below what the ranks have printed."""
         self._lines.notify(text)
+        if self._text is not None:
+            self._text.refresh()
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """Ask below the ranks' output. The table is redrawn first: it cannot be until the answer arrives."""
         self._place()
         self._table.redraw(self.run)
-        self._lines.flush()
+        self.notify("")
         if self._controls is None:
             return self._prompter.ask(prompt, password)
         self._controls.set_disabled(True)

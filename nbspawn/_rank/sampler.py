@@ -102,6 +102,7 @@ class Sampler:
         self._own: dict[str, bool] = {}
         self._spent: list[tuple[Position, float]] = []
         self._at = (Position(), 0.0)
+        self._looked = 0.0
         self._command = 0
         self._paused = False
         self._lock = threading.Lock()
@@ -110,14 +111,14 @@ class Sampler:
         """Called by the main thread of a kept rank when a command has ended: send the last sample of it."""
         with self._lock:
             self._paused = True
-            now = time.monotonic()
-            self.gauges.write(now)
+            self.gauges.write(time.monotonic())
             if self._spent:
-                self._send(now)
+                self._send()
 
     def resume(self) -> None:
         """Called by the main thread when the next command begins."""
         self.gauges.begin()
+        self._spent.clear()  # of the last command: what could not be sent
         self._command += 1
         self._paused = False
 
@@ -134,7 +135,8 @@ class Sampler:
         """Sample one command, until it has ended or another one runs; True if the rank ends."""
         seen = Position()
         since = time.monotonic()
-        looked, used, measured, idle_since = since, time.clock_gettime(self._clock), since, since
+        used, measured, idle_since = time.clock_gettime(self._clock), since, since
+        self._looked = since
         self._at = (seen, since)
         sent, sent_at = self._at, since - self._spacing  # the first position is sent at once
         young_until = since + _YOUNG
@@ -152,24 +154,23 @@ class Sampler:
                     self.gauges.write(now)
                 used_before, used = used, time.clock_gettime(self._clock)
                 # A call with a Python frame is recognised; one into C is the same if its thread has not computed since.
-                worked = used - used_before > (now - looked) / 10
+                worked = used - used_before > (now - self._looked) / 10
                 if here != seen or (fresh if here.call else worked):
-                    seen, since = here, looked
-                if worked or since == looked:
+                    seen, since = here, self._looked
+                if worked or since == self._looked:
                     idle_since = now
                 here = _waiting(here) if now - idle_since >= _IDLE else here
                 self._at = (here, since)
-                self._spend(here, now - looked)
-                looked = now
+                self._spend(here, now - self._looked)
+                self._looked = now
                 stands = now - since > 1.5 * interval
                 due = _LATEST if self._at == sent else _SPACING_AT_REST if stands else self._spacing
-                if now // due > sent_at // due and self._send(now):
+                if now // due > sent_at // due and self._send():
                     sent, sent_at = self._at, now
             for look in self._info.on_look:
                 look(here.collective or now - idle_since >= _IDLE)
-        now = time.monotonic()
-        self.gauges.write(now)
-        self._send(now)
+        self.gauges.write(time.monotonic())
+        self._send()
         return True
 
     def _spend(self, position: Position, seconds: float) -> None:
@@ -178,8 +179,9 @@ class Sampler:
             seconds += before
         self._spent.append((position, seconds))
 
-    def _send(self, now: float) -> bool:
-        sent = self._channel.try_send(Sampled(self._rank, now, *self._at, tuple(self._spent)))
+    def _send(self) -> bool:
+        """What was spent until the last look."""
+        sent = self._channel.try_send(Sampled(self._rank, self._looked, *self._at, tuple(self._spent)))
         if sent:
             self._spent.clear()
         return sent

@@ -40,7 +40,8 @@ _COLOURS: dict[State, str] = {
     "running": "var(--jp-brand-color1,#3b8eea)",
     "done": "var(--jp-success-color1,#3a9d44)",
 }
-_QUIET = "var(--jp-ui-font-color2,#888)"
+QUIET = "var(--jp-ui-font-color2,#888)"
+FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
 
 _WIDTHS = {
     "time": "4.5em",
@@ -84,7 +85,7 @@ def _heading(snapshot: Snapshot) -> str:
     ranks, how, time = heading(snapshot)
     banner = snapshot.run.banner
     how = escape(how)
-    quiet = f'<span style="color:{_QUIET}">{how}</span>'
+    quiet = f'<span style="color:{QUIET}">{how}</span>'
     mark = f'<div style="{_LINE}"><b style="{_WARNING}">{escape(banner)}</b></div>' if banner else ""
     return f'{mark}<div style="{_LINE}" title="{how}"><b>{ranks}</b> · {time} · {quiet}</div>'
 
@@ -101,7 +102,7 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
         [
             f'<div style="{BOX};overflow-x:auto">',
             _heading(snapshot),
-            f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{_QUIET}">',
+            f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
             _cell("th", "node", "left", f"{_HEAD};width:{NODE_WIDTH}ch") if nodes else "",
             _cell("th", "state", "left", f"{_HEAD};width:9em"),
@@ -130,7 +131,7 @@ def _line_width(run: Run) -> str:
 
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:
-    colour = _COLOURS.get(row.state, _QUIET)
+    colour = _COLOURS.get(row.state, QUIET)
     whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
     state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
     host = f'<tr style="{_ROW}">{_cell("th", escape(clip(row.host, _WIDTH)), "left", f"{_HEAD};overflow:visible")}</tr>'

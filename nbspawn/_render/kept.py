@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from nbspawn._render.html import BOX
+from nbspawn._render.html import BOX, QUIET
 from nbspawn._render.text import size
 
 _COLUMNS = ("rank", "state", "pid", "memory", "device")
-_QUIET = "var(--jp-ui-font-color2,#888)"
 _CELL = "border:0;padding:0 14px 0 0;white-space:nowrap"
 
 
@@ -39,7 +38,7 @@ def text(heading: str, ranks: Sequence[KeptRank]) -> str:
 
 def html(heading: str, ranks: Sequence[KeptRank]) -> str:
     """The same; reads without styles."""
-    rows = [("th", _COLUMNS, f";color:{_QUIET};font-weight:normal"), *(("td", rank.cells, "") for rank in ranks)]
+    rows = [("th", _COLUMNS, f";color:{QUIET};font-weight:normal"), *(("td", rank.cells, "") for rank in ranks)]
     drawn = []
     for tag, cells, style in rows:
         aligned = zip(cells, ("right", "left", "left", "right", "left"), strict=True)

@@ -11,7 +11,7 @@ from html import escape
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._render import timeline
-from nbspawn._render.html import BOX
+from nbspawn._render.html import BOX, FOLD, QUIET
 from nbspawn._render.text import cell, clip
 from nbspawn._state.line_profile import Line, Profile, unfold
 from nbspawn._state.snapshot import Snapshot
@@ -24,8 +24,6 @@ _MAX_LINES = 60  # of a longer cell only the lines that took time are shown
 _WIDTH = 100
 _LONGEST = 200  # columns of code in HTML
 
-_QUIET = "var(--jp-ui-font-color2,#888)"
-_FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
 _TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:6px 0"
 _CELL = "border:0;padding:0 8px;text-align:right;white-space:nowrap"
 _SHARE = f"{_CELL};width:4.2em;min-width:4.2em;box-sizing:content-box"
@@ -78,15 +76,15 @@ def html(profile: Profile, snapshot: Snapshot, open_: bool, name: str) -> str:
             f'<td style="{_CELL}{_heat(weight)}" align="right">{_aligned(share)}</td>' if share else _EMPTY
             for share, weight in zip(row.shares, row.weights, strict=True)
         )
-        quiet = f";color:{_QUIET}" if row.depth else ""
+        quiet = f";color:{QUIET}" if row.depth else ""
         rows.append(
-            f'<tr style="background:none"><td style="{_CELL};color:{_QUIET}" align="right">{swatch}{row.number}</td>'
+            f'<tr style="background:none"><td style="{_CELL};color:{QUIET}" align="right">{swatch}{row.number}</td>'
             f'{shares}<td style="{_CODE}{quiet}">{escape(clip(row.code, _LONGEST)) or " "}</td></tr>'
         )
     return (
-        f'<details{" open" if open_ else ""} style="{BOX};overflow-x:auto"><summary style="{_FOLD}">{_TITLE}</summary>'
+        f'<details{" open" if open_ else ""} style="{BOX};overflow-x:auto"><summary style="{FOLD}">{_TITLE}</summary>'
         f'<div style="margin:6px 0">{timeline.html(profile, snapshot, name)}</div>'
-        f'<table style="{_TABLE}"><thead><tr style="color:{_QUIET}">'
+        f'<table style="{_TABLE}"><thead><tr style="color:{QUIET}">'
         f'<th style="{_CELL};font-weight:normal" align="right">line</th>{names}<th></th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></details>"
     )

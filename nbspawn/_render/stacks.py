@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from nbspawn._protocol.frames import Frame, Stack, Threads
-from nbspawn._render.html import BOX
+from nbspawn._render.html import BOX, FOLD, QUIET
 from nbspawn._render.text import clip, duration
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
@@ -18,8 +18,6 @@ _MOST_FRAMES = 24  # of one stack: the outermost and, above all, the innermost
 _MOST_GROUPS = 12
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
 
-_QUIET = "var(--jp-ui-font-color2,#888)"
-_FOLD = "display:list-item"  # with its triangle, which classic Notebook takes away
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
 
 
@@ -35,7 +33,7 @@ def text(stacks: Mapping[int, Stack], snapshot: Snapshot) -> list[str]:
 def html(title: str, stacks: Mapping[int, Stack], snapshot: Snapshot, open_: bool) -> str:
     """A fold, ``open_`` from the start or not; the other threads, with their whole stacks, are one in it. Reads without
     styles."""
-    parts = [f'<details{" open" if open_ else ""}><summary style="{_FOLD}"><b>{escape(title)}</b></summary>']
+    parts = [f'<details{" open" if open_ else ""}><summary style="{FOLD}"><b>{escape(title)}</b></summary>']
     for heading, stack, threads in _groups(stacks, snapshot):
         shown = "\n".join(_lines(stack.frames, snapshot))
         parts.append(f'<div>{escape(heading)}</div><pre style="{_PRE}">{escape(shown)}</pre>')
@@ -46,7 +44,7 @@ def html(title: str, stacks: Mapping[int, Stack], snapshot: Snapshot, open_: boo
             )
             count = "1 other thread" if len(threads) == 1 else f"{len(threads)} other threads"
             parts.append(
-                f'<details><summary style="{_FOLD};color:{_QUIET}">{count}</summary>'
+                f'<details><summary style="{FOLD};color:{QUIET}">{count}</summary>'
                 f'<pre style="{_PRE}">{escape(whole)}</pre></details>'
             )
     return f'<div style="{BOX};margin:2px 0 6px 0">{"".join(parts)}</details></div>'

@@ -7,7 +7,7 @@ trust; what the mouse points at is told by an image map, which they remove, too,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -34,6 +34,7 @@ _HALO = "stroke='#fff' stroke-width='3' paint-order='stroke'"  # legible on ever
 
 _WIDTH, _LANE, _GAP, _AXIS, _LETTER = 680, 16, 6, 20, 7  # pixels
 _TICKS = 6
+_DRAWN = 480  # bins of all lanes: a notebook is to stay small
 _SPOTS = 96  # of all lanes, that tell what the mouse points at
 _TOLD = 3  # activities of a spot, at most
 _LEAST = 0.05  # of what took most of it: no others are told
@@ -91,14 +92,17 @@ class _Drawing:
         self._timeline = profile.timeline
         self._snapshot = snapshot
         self._key = key(profile)
-        self._lanes = _lanes(profile.timeline, snapshot)
+        found = _lanes(profile.timeline, snapshot)
+        merged = -(-sum(len(lane.bins) for lane in found) // _DRAWN) or 1
+        self._lanes = [Lane(lane.ranks, _merged(lane.bins, merged)) for lane in found]
+        self._width = profile.timeline.width * merged  # seconds of a bin
         self._end = _end(profile.timeline, snapshot)
         self._labels = _LETTER * max(len(_name(lane)) for lane in self._lanes)
         self.height = len(self._lanes) * (_LANE + _GAP) + _AXIS
 
     def svg(self) -> str:
         """Single quotes only: it is to be an attribute."""
-        scale = (_WIDTH - self._labels) / self._end * self._timeline.width
+        scale = (_WIDTH - self._labels) / self._end * self._width
         parts = [
             f"<svg xmlns='http://www.w3.org/2000/svg' width='{_WIDTH}' height='{self.height}' fill='{_TEXT}' "
             "font-family='system-ui,sans-serif' font-size='11'>"
@@ -166,7 +170,7 @@ class _Drawing:
             top = number * (_LANE + _GAP)
             for index, one in enumerate(lane.bins):
                 if one.asked and not (index and lane.bins[index - 1].asked):
-                    moment = index * self._timeline.width
+                    moment = index * self._width
                     yield self._around(moment, top), f"? {_name(lane)} asked for input after {duration(moment)}"
             for rank in _ended_early(self._snapshot, lane)[:1]:
                 passed = rank.since - self._timeline.origin
@@ -181,8 +185,8 @@ class _Drawing:
         """What was done when: a few parts of each lane, in words."""
         for number, lane in enumerate(self._lanes):
             top = number * (_LANE + _GAP)
-            for begin, end, parts in _parts(lane.bins, -(-len(lane.bins) * len(self._lanes) // _SPOTS)):
-                left, right = (self._x(index * self._timeline.width) for index in (begin, end))
+            for begin, end, parts in _parts(lane.bins, self._belongs):
+                left, right = (self._x(index * self._width) for index in (begin, end))
                 head = f"{_name(lane)}, {self._seconds(begin)} to {self._seconds(end)} s"
                 told = sorted(parts.items(), key=lambda part: -part[1])[:_TOLD]
                 lines = [
@@ -192,8 +196,12 @@ class _Drawing:
                 ]
                 yield (left, top, right, top + _LANE), "\n".join([head, *lines])
 
+    def _belongs(self, length: int, part: Bin, one: Bin) -> bool:
+        """Does the same take most of the time, or is the part too short to be pointed at?"""
+        return length * _SPOTS < sum(len(lane.bins) for lane in self._lanes) or _most(one) == _most(part)
+
     def _seconds(self, index: int) -> str:
-        return f"{min(index * self._timeline.width, self._end):.1f}"
+        return f"{min(index * self._width, self._end):.1f}"
 
     def _x(self, moment: float) -> int:
         return self._labels + round((_WIDTH - self._labels) * min(1.0, max(0.0, moment) / self._end))
@@ -204,31 +212,31 @@ class _Drawing:
         return [float(moment) for moment in range(0, int(self._end) + 1, step)]
 
 
-def _parts(bins: Sequence[Bin], least: int) -> Iterator[tuple[int, int, dict[Activity, float]]]:
-    """Parts of a lane, as their first bin, the bin after their last, and the seconds by activity: as long as the same
-    activity takes most of the time, but at least ``least`` bins."""
+def _parts(
+    bins: Sequence[Bin], joins: Callable[[int, Bin, Bin], bool]
+) -> Iterator[tuple[int, int, dict[Activity, float]]]:
+    """Parts of a lane, as their first bin, the bin after their last, and the seconds by activity. A bin ``joins`` the
+    part before it, of which the number of bins and the sum are given."""
     begin, whole = 0, Bin()
-    for index, one in enumerate(bins):
-        if index - begin >= least and _most(one) != _most(whole):
+    for index, one in enumerate([*bins, Bin()]):
+        if index == len(bins) or not joins(index - begin, whole, one):
             if whole.seconds:
                 yield begin, index, whole.seconds
             begin, whole = index, Bin()
         whole.merge(one)
-    if whole.seconds:
-        yield begin, len(bins), whole.seconds
 
 
-def _as_long_as_alike(bins: Sequence[Bin]) -> Iterator[tuple[int, int, dict[Activity, float]]]:
-    """The same for each bin; those in which only the same one thing was done are one part."""
-    begin, whole = 0, Bin()
+def _alike(_: int, part: Bin, one: Bin) -> bool:
+    """Was the same one thing done in both?"""
+    return len(one.seconds) == 1 and one.seconds.keys() == part.seconds.keys()
+
+
+def _merged(bins: Sequence[Bin], count: int) -> list[Bin]:
+    """Wider bins, of so many each."""
+    found = [Bin() for _ in range(0, len(bins), count)]
     for index, one in enumerate(bins):
-        if not (len(one.seconds) == 1 and one.seconds.keys() == whole.seconds.keys()):
-            if whole.seconds:
-                yield begin, index, whole.seconds
-            begin, whole = index, Bin()
-        whole.merge(one)
-    if whole.seconds:
-        yield begin, len(bins), whole.seconds
+        found[index // count].merge(one)
+    return found
 
 
 def _most(one: Bin) -> Activity | None:
@@ -258,7 +266,7 @@ def records(timeline: Timeline, snapshot: Snapshot) -> list[dict[str, Any]]:
     """The timeline as ``Results.timeline`` gives it."""
     found = []
     for rank, bins in enumerate(timeline.bins):
-        for begin, end, seconds in _as_long_as_alike(bins):
+        for begin, end, seconds in _parts(bins, _alike):
             for activity, spent in seconds.items():
                 frame = activity.frame
                 found.append(

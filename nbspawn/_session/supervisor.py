@@ -191,7 +191,7 @@ class Supervisor:
             self._show_stacks(run, f", no progress for {standstill.LONG:.0f} s", fold=True)
 
     def _show_stacks(self, run: Run, note: str, fold: bool) -> None:
-        found = self._engine.look(deep=True)
+        found = self.look()
         passed = duration(self._clock() - run.started)
         self._view.show_stacks(f"Where the ranks stand after {passed}{note}", found, fold)
 
@@ -232,7 +232,7 @@ class Supervisor:
         engine = self._engine
         logs = f"Full logs: {run.log_dir}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
-            raise interrupted([*engine.stacks(), *self._stacks_at_end])
+            raise interrupted([*engine.stacks(run.names), *self._stacks_at_end])
         if self._policy.timed_out:
             head = f"the timeout of {self._options.timeout:g} s is over."
             raise RunTimeoutError("\n".join([head, *self._stacks_at_end, logs]))
@@ -247,7 +247,7 @@ class Supervisor:
                 for one in failures[:_FETCHED]
             ]
             found = [*fetched, *failures[_FETCHED:]]
-            raise rank_error(found, len(run.ranks), [*engine.stacks("stopped"), logs])
+            raise rank_error(found, len(run.ranks), [*engine.stacks(run.names, "stopped"), logs])
         results = engine.results()
         results.set_timeline(partial(timeline.records, self._profile.timeline, views.snapshot(run)))
         return results

@@ -216,14 +216,15 @@ def test_while_nothing_can_be_sent_no_second_is_lost(tmp_path: Path) -> None:
     for number in range(1000):
         sampler._spend(positions[number % 3], 0.1)
         sampler._spend(positions[number % 3], 0.2)
-        assert not sampler._send(float(number))
+        assert not sampler._send()
     channel.reads = True
-    assert sampler._send(1000.0)
+    sampler._looked = 1000.0
+    assert sampler._send()
     (message,) = channel.got
-    assert len(message.spent) == 100
+    assert len(message.spent) == 100 and message.time == 1000.0, "until the last look"
     assert sum(seconds for _, seconds in message.spent) == pytest.approx(300.0)
     assert message.spent[:99] == tuple((positions[number % 3], pytest.approx(0.3)) for number in range(99))
-    assert sampler._send(1001.0) and channel.got[-1].spent == (), "it is sent once"
+    assert sampler._send() and channel.got[-1].spent == (), "it is sent once"
 
 
 def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,6 @@ def train(rank, go=''):
         time.sleep(0.01)
     print('told', rank)"""
 WIDGET_OF = "w = nbspawn.interact(train, {})\nw"
-
-
-@pytest.fixture
-def screen(kernel: Kernel) -> Iterator[Screen]:
-    """A front end; all widgets are closed when it leaves, and no callback may have failed."""
-    screen = Screen(kernel)
-    try:
-        yield screen
-    finally:
-        ok(kernel.execute("import ipywidgets\nnbspawn._session.pool.end_all()\nipywidgets.Widget.close_all()"))
-        screen.leave()
-    assert not screen.stray.saved, str(screen.stray)
 
 
 def begin(screen: Screen, code: str = SPEED, options: str = "nprocs=2") -> Part:

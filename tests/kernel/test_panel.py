@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kernels import Cell, Kernel, lives, ok, wait_until
-from widgets import WIDGET, Part, Screen
+from widgets import PANEL_THREADS, WIDGET, Part, Screen
 
 START = "import nbspawn\ns = nbspawn.Session(2, start_method='{}').start()\ns"
 LOOP = "import time, os\nprint('<b>begun</b>', rank, flush=True)\nwhile not os.path.exists({!r}): time.sleep(0.01)"
-THREADS = "import threading\n[thread.name for thread in threading.enumerate() if 'panel' in thread.name]"
-
-
-@pytest.fixture
-def screen(kernel: Kernel) -> Iterator[Screen]:
-    """A front end; no rank and no panel is left when it leaves, and no callback has failed."""
-    screen = Screen(kernel)
-    try:
-        yield screen
-    finally:
-        kernel.interrupt()  # a cell that a failed test has left
-        ok(kernel.execute("import nbspawn\nnbspawn._session.pool.end_all()"))
-        screen.until(lambda: kernel.value(THREADS) == [], "the threads end with the ranks")
-        ok(kernel.execute("import ipywidgets\nipywidgets.Widget.close_all()"))
-        screen.leave()
-    assert not screen.stray.saved, str(screen.stray)
-    assert "Traceback" not in kernel.terminal
 
 
 def begin(screen: Screen, method: str = "forkserver") -> Part:
@@ -228,7 +210,7 @@ def test_unloading_ends_it(own_kernel: Kernel) -> None:
     assert "ended" in ended(part)
     own_kernel.assert_no_rank()
     assert "<Session of 2 ranks: they were stopped>" in ok(own_kernel.execute("s")).text()
-    screen.until(lambda: own_kernel.value(THREADS) == [], "the thread ends")
+    screen.until(lambda: own_kernel.value(PANEL_THREADS) == [], "the thread ends")
     assert not screen.stray.saved and "Traceback" not in own_kernel.terminal
 
 

@@ -88,7 +88,7 @@ class FakeEngine:
     def results(self) -> Results[object]:
         return Results([self._ended[rank].value for rank in range(self.nprocs)])  # type: ignore[union-attr]
 
-    def stacks(self, ending: str = "") -> list[str]:
+    def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:
         return [f"Ranks stood at line 7{ending and f' and were {ending}'}."]
 
     def losses(self) -> list[str]:

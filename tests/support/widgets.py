@@ -9,6 +9,7 @@ from typing import Any
 from kernels import Kernel, Reply, plain
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+PANEL_THREADS = "import threading\n[thread.name for thread in threading.enumerate() if 'panel' in thread.name]"
 _CHILD = "IPY_MODEL_"
 
 
