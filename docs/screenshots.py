@@ -1,18 +1,22 @@
-"""The pictures of README.md, from a real JupyterLab: ``python docs/screenshots.py`` (needs Debian's chromium).
+"""The documents' pictures, from a real JupyterLab, light and dark, and a real terminal: ``python docs/screenshots.py``.
 
-Each is taken in the light theme; ``--dark`` writes them into build/, in the dark one, to be looked at.
+Needs Debian's package chromium.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
 
+import pexpect  # noqa: E402
+import rich.console  # noqa: E402
+import rich.text  # noqa: E402
 from lab import Lab, open_lab  # noqa: E402
 from playwright.sync_api import expect  # noqa: E402
 
@@ -79,6 +83,7 @@ _NO_NEWS = """addEventListener("DOMContentLoaded", () => document.head.insertAdj
 
 def take(lab: Lab, folder: Path) -> None:
     """All pictures."""
+    folder.mkdir(exist_ok=True)
     page = lab.page
     page.set_viewport_size({"width": 1180, "height": 1000})
     page.add_init_script(_NO_NEWS)
@@ -115,18 +120,36 @@ def take(lab: Lab, folder: Path) -> None:
     notebook.wait()
 
 
+def terminal(lab: Lab, file: Path) -> None:
+    """IPython in a terminal of 80 columns: what stays of the same run."""
+    shell = pexpect.spawn(sys.executable, ["-m", "IPython", "--no-banner"], dimensions=(50, 80), encoding="utf-8")
+    try:
+        for code in (LOAD, WORK, STRAGGLER):
+            shell.expect(r"In \[.*\].*: ")
+            # As a paste: typed lines would be indented.
+            shell.send(f"\x1b[200~{code}\x1b[201~")
+            shell.send("\x1b\r" if code == STRAGGLER else "\r\r")
+        shell.expect("Where the time went.*In ", timeout=60)
+        shown = shell.before + shell.after
+    finally:
+        shell.close(force=True)
+    console = rich.console.Console(record=True, width=80, file=io.StringIO())
+    last = shown[shown.rindex("4 ranks ·") :].partition("\x1b[6n")[0].rstrip().replace("\r", "")
+    console.print(rich.text.Text.from_ansi(last))
+    lab.page.set_content(console.export_svg(title="ipython, 80 columns"))
+    lab.page.locator("svg").screenshot(path=file)
+
+
 def main() -> None:
-    dark = "--dark" in sys.argv
+    with tempfile.TemporaryDirectory() as name, open_lab(Path(name)) as lab:
+        take(lab, DOCS)
+        terminal(lab, DOCS / "terminal.png")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if dark:
-            settings = folder / "lab_settings" / "@jupyterlab" / "apputils-extension"
-            settings.mkdir(parents=True)
-            (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
-        target = ROOT / "build" / "dark" if dark else ROOT / "docs"
-        target.mkdir(parents=True, exist_ok=True)
-        with open_lab(folder) as lab:
-            take(lab, target)
+        settings = Path(name, "lab_settings", "@jupyterlab", "apputils-extension")
+        settings.mkdir(parents=True)
+        (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
+        with open_lab(Path(name)) as lab:
+            take(lab, DOCS / "dark")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class ConsoleView:
         else:
             self._draw(run)
         if self._unfolds and profile.worth_showing(self._profile):
-            print(profile.text(self._profile, snapshot(run)), flush=True)
+            print(profile.text(self._profile, snapshot(run), shutil.get_terminal_size().columns - 1), flush=True)
         return cut
 
     def _write_above(self, text: str) -> None:

@@ -21,7 +21,6 @@ _LEAST_SHARE = 0.01  # of a rank's time
 _LEAST_BELOW = 0.05  # the same of what a line calls
 _MAX_RANKS = 8  # more are summed up as their least, their middle and their most
 _MAX_LINES = 60  # of a longer cell only the lines that took time are shown
-_WIDTH = 100
 _LONGEST = 200  # columns of code in HTML
 
 _TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:6px 0"
@@ -48,8 +47,8 @@ def worth_showing(profile: Profile) -> bool:
     return max(profile.totals.values(), default=0.0) >= LEAST_SECONDS
 
 
-def text(profile: Profile, snapshot: Snapshot) -> str:
-    """The timeline, and a table of at most 100 columns and one line a row."""
+def text(profile: Profile, snapshot: Snapshot, width: int = 100) -> str:
+    """The timeline, which takes up to 80 columns, and a table of at most ``width`` columns and one line a row."""
     columns = ["line", *_headings(profile)]
     drawn = list(_rows(profile, snapshot))
     widths = [
@@ -61,7 +60,7 @@ def text(profile: Profile, snapshot: Snapshot) -> str:
     for row in drawn:
         numbers = "  ".join(share.rjust(width) for share, width in zip((row.number, *row.shares), widths, strict=True))
         letter = key.letter(row.frame) if row.frame in key.lines else " "
-        lines.append(f"{letter}  {numbers}  {clip(row.code, _WIDTH - len(numbers) - 5)}".rstrip())
+        lines.append(f"{letter}  {numbers}  {clip(row.code, max(1, width - len(numbers) - 5))}".rstrip())
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ A rank that runs a function does not have the cells' sources; the kernel does.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -18,14 +19,13 @@ def in_cells(traceback: str, names: Mapping[str, str], source: Source) -> tuple[
     """The lines of the traceback. ``names`` are IPython's for the cells ('Cell In[5]'), by file name."""
     found = []
     lines = traceback.splitlines()
-    for index, line in enumerate(lines):
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         frame = _FRAME.fullmatch(line)
-        if frame is None or frame["file"] not in names:
+        if frame is None:
             found.append(line)
             continue
-        function = frame["name"] or "<module>"
-        found.append(f"  {names[frame['file']]}, line {frame['line']}, in {function}")
-        has_source = lines[index + 1 : index + 2] and lines[index + 1].startswith("    ")
-        if not has_source and (text := source(Frame(frame["file"], int(frame["line"]), function))):
+        place = Frame(frame["file"], int(frame["line"]), frame["name"] or "<module>")
+        found.append(f"  {names[place.file]}, line {place.line}, in {place.name}" if place.file in names else line)
+        if not following.startswith("    ") and (text := source(place)):
             found.append(f"    {text}")
     return tuple(found)

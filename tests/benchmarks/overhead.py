@@ -11,8 +11,9 @@ alternating order, and the ratio of the two times is taken pair by pair.
 On a shared machine such ratios scatter by some percent, and a part costs some tenths of one. So it works, and rank 0
 prints, ``--often`` times as often as in a run that has lasted for a while (10 by default), and what that costs is
 divided by ``--often``. Work that is done more often gets cheaper, as caches stay warm: the last column is what the part
-uses of a processor at its usual pace. Each rank's main thread stays on a processor of its own: where Linux puts gloo's
-threads and the main ones beside each other changes by the second, and such a loop's speed by a third with it.
+uses of a processor at its usual pace; of the kernel also without the timeline, in turns with it. Each rank's main
+thread stays on a processor of its own: where Linux puts gloo's threads and the main ones beside each other changes by
+the second, and such a loop's speed by a third with it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ import torch.distributed as dist
 from nbspawn._engine import log_follower, measuring
 from nbspawn._rank import main, sampler
 from nbspawn._session import supervisor, views
+from nbspawn._state.timeline import Timeline
 
 RANKS = 2
 TURN = 0.5  # seconds
+TURNS = 6  # of ten seconds, with the timeline and without
 LOOPS = {"alone": False, "together": True}
 PARTS = ("sampler", "kernel")
 PROCESSORS = sorted(os.sched_getaffinity(0))
 
 _where: list[Any] = []
+_spend: list[Any] = []
 
 
 @contextmanager
@@ -56,6 +60,13 @@ def prepare() -> None:
     """In the kernel: ranks that are forked from now on have a sampler that begins when it is told to."""
     main.FEATURES = tuple(_remember if feature is sampler.sampling else feature for feature in main.FEATURES)
     vars(sampler)["_YOUNG"] = 0.0  # as in a run that has lasted for a while
+
+
+def timeline(on: bool) -> None:
+    """In the kernel: record what ranks do when, or do not."""
+    if not _spend:
+        _spend.append(Timeline.spend)
+    Timeline.spend = _spend[0] if on else lambda *_: None  # type: ignore[method-assign]
 
 
 def hasten(often: int) -> None:
@@ -181,6 +192,17 @@ def run() -> None:
                 return kernel.run(cell, "list(TOLD)").value
 
             usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
+            for loop in LOOPS:
+                used: dict[bool, list[float]] = {True: [], False: []}
+                for turn in range(TURNS):
+                    kernel.run(f"overhead.timeline({turn % 2 == 0})")
+                    used[turn % 2 == 0].append(message(f"shares(rank, {loop!r})")[0]["kernel"])
+                with_it, without = (statistics.median(used[on]) for on in (True, False))
+                print(
+                    f"{loop:8} kernel uses {with_it:.3%} of a processor with the timeline, {without:.3%} without "
+                    f"(medians of {TURNS // 2} turns each: {_all(used[True])}; {_all(used[False])})"
+                )
+            kernel.run("overhead.timeline(True)")
             kernel.run(f"overhead.hasten({given.often})")
             for loop in LOOPS:
                 for part in PARTS:
@@ -188,6 +210,10 @@ def run() -> None:
                     _tell(loop, part, ranks, given.often, statistics.mean(rank[part] for rank in usual[loop]))
         finally:
             kernel.close()
+
+
+def _all(shares: list[float]) -> str:
+    return ", ".join(f"{share:.3%}" for share in sorted(shares))
 
 
 def _tell(loop: str, part: str, ranks: list[list[float]], often: int, share: float) -> None:

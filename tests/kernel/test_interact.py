@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 
+import IPython
 import pytest
 from kernels import Kernel, lives, ok, wait_until
 from test_nbclient import execute
@@ -106,7 +107,8 @@ def test_the_error_of_a_rank(kernel: Kernel, screen: Screen) -> None:
     part = begin(screen, fail)
     part.click("Run")
     shown = part.until_text("RankRaisedError: rank 1 of 2: KeyError: '<b>hieght</b>'")
-    assert re.search(r"  Cell In\[\d+\], line 3, in train\n    if rank: {}\['<b>hieght</b>'\]\n", shown)
+    cell = r"Cell In\[\d+\]" if IPython.version_info >= (8,) else r'File ".*"'  # IPython 7 has no names for cells
+    assert re.search(cell + r", line 3, in train\n    if rank: {}\['<b>hieght</b>'\]\n", shown)
     left = kernel.value("(type(w.error).__name__, w.error.rank, w.result, w.running)")
     assert left == ("RankRaisedError", 1, None, False)
     part.until(lambda: "RankRaisedError" in part.picture, "the picture has it, too")
@@ -300,10 +302,10 @@ def test_who_waits_in_a_cell_is_asked_there(kernel: Kernel, screen: Screen) -> N
 def test_nothing_is_left_by_many_runs(kernel: Kernel, screen: Screen) -> None:
     # Not eventfds: ipykernel has one for each thread that has sent something, and closes them every ten seconds.
     count = (
-        "import comm, threading, gc, os\ngc.collect()\n"
+        "import threading, gc, os\ngc.collect()\n"
         "fds = [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')"
         " if os.path.lexists(f'/proc/self/fd/{n}')]\n"
-        "print(len(comm.get_comm_manager().comms), threading.active_count(),"
+        "print(len(get_ipython().kernel.comm_manager.comms), threading.active_count(),"
         " len([what for what in fds if 'eventfd' not in what and 'history' not in what]))"
     )
     part = begin(screen)

@@ -114,6 +114,16 @@ def test_an_error(terminal: Terminal, request: pytest.FixtureRequest) -> None:
     assert "4" in shown(terminal.run("2 + 2"))
 
 
+def test_where_the_time_went_in_80_columns(terminal: Terminal) -> None:
+    terminal.run("import os, time; os.environ['COLUMNS'] = '80'")
+    wait = f"time.sleep(1.2 + 0 * len({'x' * 90!r}))"
+    _, title, profile = shown(terminal.run(f"%%spawn 2 --profile\n{wait}")).partition("Where the time went")
+    lines = profile.splitlines()
+    assert title and [line.split()[:3] for line in lines if line.startswith("a ")] == [["a", "2", "100"]]
+    assert lines[2].startswith("rank 0 ") and "aaaaa" in lines[2]
+    assert max(map(len, lines)) <= 79
+
+
 def test_ctrl_c(terminal: Terminal, tmp_path: Path) -> None:
     terminal.start(f"%%spawn 2 -g 1\nimport time\nopen(f'{tmp_path}/ready-{{rank}}', 'w').close()\ntime.sleep(60)")
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "the ranks run")
