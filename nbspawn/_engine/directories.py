@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from nbspawn._engine import inherited
+from nbspawn._protocol import questions
 from nbspawn._protocol.gauges import SLOT
 from nbspawn._protocol.launch import MARK, RunFiles
 
@@ -141,6 +142,7 @@ class RunDirectories:
             os.mkfifo(files.lifeline, 0o600)
             files.interrupts.write_bytes(bytes(nprocs))
             files.gauges.write_bytes(bytes(nprocs * SLOT.size))
+            files.questions.write_bytes(bytes(questions.SIZE))
         except OSError:
             shutil.rmtree(private, ignore_errors=True)
             raise

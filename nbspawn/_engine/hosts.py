@@ -217,6 +217,9 @@ class HostRanks:
     def look(self, deep: bool) -> dict[int, Stack]:
         return self._nodes.by_rank(self._nodes.ask("look", deep))
 
+    def ask(self, question: str) -> dict[int, Any]:
+        return self._nodes.by_rank(self._nodes.ask("ask", question))
+
     def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:
         stood: dict[int, tuple[Frame, ...]] = self._nodes.by_rank(self._nodes.ask("stood"))
         return stacks.sentences(stood, self.cell, names, ending)

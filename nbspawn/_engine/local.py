@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch.multiprocessing import ProcessContext
 
@@ -20,6 +21,7 @@ from nbspawn._engine.guard import guard
 from nbspawn._engine.log_follower import LogFollower
 from nbspawn._engine.measuring import GaugeReader
 from nbspawn._engine.outcomes import Outcomes, Report
+from nbspawn._engine.questions import Questions
 from nbspawn._engine.regrouping import Regrouping
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.signal_sender import SignalSender
@@ -69,6 +71,7 @@ class LocalRanks(ProcessContext):
         self._gauges = GaugeReader(resources.gauges, self.nprocs)
         self._sender = SignalSender(self._exits, resources, launch.keep)
         self._regrouping = Regrouping(launch.backend is not None)
+        self._questions = Questions(files)
         self._command = self._begun(dict.fromkeys(range(self.nprocs), launch.command), {})
         self._events: list[Event] = []
         self._to_break: set[int] = set()
@@ -317,6 +320,10 @@ class LocalRanks(ProcessContext):
     def look(self, deep: bool) -> dict[int, Stack]:
         """The stacks of the ranks that run, as in _engine/stacks.py."""
         return self._command.stacks.look(self._at_work(), deep)
+
+    def ask(self, question: str) -> dict[int, Any]:
+        """What the ranks that run answer, as in _engine/questions.py."""
+        return self._questions.ask(question, self._at_work())
 
     def break_into(self, rank: int) -> None:
         """Have the rank stop in the debugger (_rank/debugger.py); one that has not begun, at its first line."""

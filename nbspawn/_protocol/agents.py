@@ -81,6 +81,7 @@ CALLS = frozenset(
         "log_part",
         "serve_store",
         "look",
+        "ask",
         "stood",
         "usage",
         "losses",

@@ -45,6 +45,15 @@ class RunFiles:
         return self.private / "gauges"
 
     @property
+    def questions(self) -> Path:
+        """What the kernel asks ranks that run a command (_protocol/questions.py)."""
+        return self.private / "questions"
+
+    def answer(self, rank: int) -> Path:
+        """What the rank has answered last."""
+        return self.private / f"answer-{rank}"
+
+    @property
     def store(self) -> Path:
         """The FileStore of the process group that ``--backend`` makes."""
         return self.private / "store"

@@ -56,7 +56,7 @@ _MAY_WAIT = frozenset({"backward", "wait"})
 _IDLE = 1.0  # seconds without processor time
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
-_RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
+RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
 _PLACES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _PLACES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _PLACES))})/|.*/(?:site|dist)-packages/")
@@ -197,7 +197,7 @@ class Sampler:
                 # Not of a subclass of str, which the kernel would have to load.
                 file, name = str.__str__(code.co_filename), str.__str__(code.co_name)
                 mine.append(Frame(file, frame.f_lineno or code.co_firstlineno, name))
-            elif code.co_filename == _RANK_MAIN:
+            elif code.co_filename == RANK_MAIN:
                 break  # under fork the kernel's own frames follow
             elif not mine:
                 below.append(frame)
@@ -205,11 +205,11 @@ class Sampler:
         mine.reverse()
         frames = tuple(mine if len(mine) <= _DEPTH else [mine[0], *mine[-_DEPTH + 1 :]])
         if not mine:  # in nbspawn's own calls before the cell (init_process_group), or after it
-            below = [frame for frame in below if _is_collective(frame)]
+            below = [frame for frame in below if is_collective(frame)]
         call, collective = "", False
         for frame in below:  # innermost first
             name = str.__str__(frame.f_code.co_name)
-            if _is_collective(frame):
+            if is_collective(frame):
                 call, collective = name, True
             elif not collective and name not in _WRAPPERS and not name.startswith("_"):
                 call = name
@@ -238,7 +238,7 @@ def _waiting(position: Position) -> Position:
     return position._replace(collective=position.collective or position.call in _MAY_WAIT)
 
 
-def _is_collective(frame: FrameType) -> bool:
+def is_collective(frame: FrameType) -> bool:
     return frame.f_code.co_name in COLLECTIVES and frame.f_code.co_filename.endswith(_C10D)
 
 

@@ -1,0 +1,58 @@
+"""Questions of the kernel to ranks that run a command: one in a file that all ranks map, an answer in a file a rank."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from nbspawn._protocol.gauges import mapped
+from nbspawn._protocol.wire import load_of_rank
+
+_NUMBER = struct.Struct("=I")
+_NAME = struct.Struct("=28s")
+SIZE = _NUMBER.size + _NAME.size
+"""Bytes of the file."""
+
+
+class Asked:
+    """In the rank: looks for questions that are asked from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._map = mapped(path)
+        self._seen = self._number()
+
+    def new(self) -> tuple[int, str] | None:
+        """The number and the name of the last question, if it is new."""
+        number = self._number()
+        if number == self._seen:
+            return None
+        self._seen = number
+        (name,) = _NAME.unpack_from(self._map, _NUMBER.size)
+        return number, name.rstrip(b"\0").decode()
+
+    def _number(self) -> int:
+        return int(_NUMBER.unpack_from(self._map)[0])
+
+
+def ask(fd: int, number: int, name: str) -> None:
+    """In the kernel: ask all ranks; ``number`` counts the questions."""
+    os.pwrite(fd, _NAME.pack(name.encode()), _NUMBER.size)
+    os.pwrite(fd, _NUMBER.pack(number), 0)
+
+
+def write_answer(path: Path, answer: bytes) -> None:
+    """In the rank: the pickled pair of the question's number and the answer."""
+    whole = path.with_suffix(".new")
+    whole.write_bytes(answer)
+    whole.replace(path)
+
+
+def read_answer(path: Path, number: int) -> tuple[object] | None:
+    """In the kernel: the answer to that question, None if there is none yet. Raises UnpicklingError if it contains a
+    class of another package."""
+    try:
+        answered, value = load_of_rank(path.read_bytes())
+    except OSError:  # none yet; deleted; or this process has no descriptor left
+        return None
+    return (value,) if answered == number else None

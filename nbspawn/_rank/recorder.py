@@ -1,0 +1,166 @@
+"""Reads torch's flight recorder, which records each collective that this process calls.
+
+It is on by default, and remembers the last 2000 calls (TORCH_FR_BUFFER_SIZE):
+https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html. It is read only when somebody asks. gloo's
+send and recv are not recorded: for these the main thread's frame tells what it waits for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
+from nbspawn._protocol.frames import Frame
+from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective, is_library
+
+_CALLS = 64  # of one group, the last ones
+_GROUPS = 32
+_FRAMES = 4  # of the user's code: the outermost, and the innermost others
+_TENSORS = 3
+_ACCESS = ("_dump_fr_trace", "_dump_nccl_trace")  # of gloo, and of NCCL in a build for CUDA
+
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+_NAMES = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_gather_into_tensor_coalesced": "all_gather_into_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+}
+
+
+def report() -> Collectives | None:
+    """This rank's process groups and its last collectives in each; None if it is in no group."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    world = dist.distributed_c10d._world
+    entries = _entries()
+    groups = []
+    for group, name in list(world.pg_names.items())[:_GROUPS]:
+        ranks = sorted(members := world.pg_group_ranks[group], key=members.__getitem__)
+        calls = _calls_of(name, group, entries)
+        groups.append(GroupCalls(name, group.group_desc, tuple(ranks), tuple(map(_call, calls[-_CALLS:]))))
+    return Collectives(dist.get_rank(), tuple(groups), _transfer(dist))
+
+
+def _entries() -> list[dict[str, Any]]:
+    """All that is recorded, in the order of the calls; nothing where torch has no recorder."""
+    import torch
+
+    found = []
+    for name in _ACCESS:
+        if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
+            with _without_inductor(torch):
+                found += pickle.loads(dump(True, True, False)).get("entries", ())
+    return found
+
+
+@contextmanager
+def _without_inductor(torch: Any) -> Iterator[None]:
+    """torch maps frames by torch._inductor if that is there, and by asking it imports it, which takes a second:
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/profiler/python/combined_traceback.cpp."""
+    if "_inductor" in vars(torch):
+        yield
+        return
+    torch._inductor = None
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor", torch) is None:
+            del torch._inductor
+
+
+def _calls_of(name: str, group: Any, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The calls of the group that has this name now: an earlier one may have had it, too."""
+    found = [entry for entry in entries if entry["process_group"][0] == name and not entry["is_p2p"]]
+    newest = max((entry["pg_id"] for entry in found), default=0)
+    found = [entry for entry in found if entry["pg_id"] == newest]
+    if found and found[-1]["collective_seq_id"] > group._get_sequence_number_for_group():
+        return []
+    return found
+
+
+def _call(entry: Mapping[str, Any]) -> Call:
+    operation = entry["profiling_name"]
+    calls = [(frame["name"], frame["filename"]) for frame in entry.get("frames", ())]
+    recorded = operation.rpartition(":")[2]
+    name = _NAMES.get(recorded, recorded)
+    for called, file in calls:
+        if called in COLLECTIVES and file.endswith("distributed_c10d.py"):
+            name = called  # the outermost of torch's own: all_gather_object, not the all_gather that it calls
+    return Call(
+        entry["collective_seq_id"],
+        name,
+        operation,
+        _tensors(entry["input_sizes"], entry["input_dtypes"]),
+        _tensors(entry["output_sizes"], entry["output_dtypes"]),
+        _users(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())),
+        not entry["retired"] and entry["state"] != "completed",
+    )
+
+
+def _tensors(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[str, ...]:
+    shown = [_tensor(_DTYPES.get(dtype, dtype.lower()), size) for size, dtype in zip(sizes, dtypes, strict=False)]
+    more = len(shown) - _TENSORS
+    return (*shown[:_TENSORS], f"and {more} more") if more > 0 else tuple(shown)
+
+
+def _tensor(dtype: str, size: Sequence[int]) -> str:
+    return f"{dtype}[{', '.join(map(str, size))}]"
+
+
+def _users(frames: Iterator[Frame]) -> tuple[Frame, ...]:
+    """Those of the user's code in a stack (innermost frame first), outermost first."""
+    found: list[Frame] = []
+    for frame in frames:
+        if frame.file == RANK_MAIN:
+            break  # under fork the kernel's own frames follow
+        if not is_library(frame.file):
+            found.insert(0, frame)
+    return tuple(found if len(found) <= _FRAMES else [found[0], *found[1 - _FRAMES :]])
+
+
+def _transfer(dist: Any) -> Transfer | None:
+    """What the main thread waits in, if that is a send or a recv."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    waits = next((frame for frame in stack if is_collective(frame)), None)
+    if waits is None or waits.f_code.co_name not in ("send", "recv"):
+        return None
+    given = waits.f_locals
+    group = given.get("group") or dist.group.WORLD
+    send = waits.f_code.co_name == "send"
+    peer = given.get("dst" if send else "src")
+    if peer is None and (in_group := given.get("group_dst" if send else "group_src")) is not None:
+        peer = dist.get_global_rank(group, in_group)
+    tensor = given["tensor"]
+    return Transfer(
+        waits.f_code.co_name,
+        dist.distributed_c10d._world.pg_names.get(group, ""),
+        -1 if peer is None else peer,
+        given.get("tag", 0),
+        _tensor(str(tensor.dtype).removeprefix("torch."), tensor.shape),
+        _users(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in stack),
+    )
