@@ -13,14 +13,16 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
-from nbspawn._rank import namespace
-from nbspawn._render import kept, stacks
+from nbspawn._rank import namespace, questions
+from nbspawn._render import collectives, kept
 from nbspawn._render.kept import KeptRank
+from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
+from nbspawn._state.run import Run
 from nbspawn._state.wording import name_ranks
 from nbspawn.errors import UsageError
 
@@ -158,18 +160,25 @@ def _logs(request: _Request) -> None:
 
 
 def _stacks(request: _Request) -> None:
-    found_stacks = request.pool.look()
-    if found_stacks is None:
+    supervisor = request.pool.supervisor
+    if supervisor is None:
         print("the ranks are idle")
-        return
-    found, run = found_stacks
-    seen = views.snapshot(run)
-    title = f"Where the ranks stand after {duration(seen.now - run.started)}"
-    data = {
-        "text/plain": "\n".join([title, *stacks.text(found, seen)]),
-        "text/html": stacks.html(title, found, seen, open_=True),
-    }
-    display(data, raw=True)
+    else:
+        display(supervisor.report("stacks").data, raw=True)
+
+
+def _collectives(request: _Request) -> None:
+    pool = request.pool
+    supervisor = pool.supervisor
+    report = supervisor.report("collectives") if supervisor is not None else _idle_collectives(pool)
+    display(report.data, raw=True)
+
+
+def _idle_collectives(pool: Pool) -> Report:
+    answers = pool.run(FunctionJob(questions.answer, ("collectives",)), CommandOptions(view=views.StreamView()))
+    reports = {rank: found for rank, found in enumerate(answers) if found is not None}
+    run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=views.cell_names()).of_kept(())
+    return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
 
 
 def _debug(request: _Request) -> None:
@@ -204,6 +213,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "interrupt": _interrupt,
     "wait": _wait,
     "stacks": _stacks,
+    "collectives": _collectives,
     "debug": _debug,
     "logs": _logs,
     "release": _release,

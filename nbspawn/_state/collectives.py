@@ -8,16 +8,14 @@ those with the same number belong together, whatever the ranks call them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbspawn._protocol.collectives import Call, Collectives, Transfer
-from nbspawn._protocol.frames import Frame
-from nbspawn._state.run import Run, spot
+from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.whereabouts import Doing, doing
+from nbspawn._state.whereabouts import Doing, doing, line_of
 from nbspawn._state.wording import name_ranks
 
 Reports = Mapping[int, Collectives]
@@ -43,7 +41,7 @@ class Group:
 
 
 class Gap(NamedTuple):
-    """Ranks are in a call (``inside``) to which others have not come."""
+    """Ranks are in a call (``inside``) to which others have not come, as far as is known (``missing``)."""
 
     group: Group
     number: int
@@ -68,7 +66,8 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
         gaps = [gap for gap in gaps if gap not in crossed]
     waits = _waits(snapshot.run, reports, gaps)
     found += [_missing(snapshot, waits, gap) for gap in gaps]
-    return [*found, *_transfers(snapshot, reports, waits)]
+    said = {rank for gap in gaps for rank in gap.missing}
+    return [*found, *_transfers(snapshot, reports, waits, said)]
 
 
 def groups(reports: Reports) -> list[Group]:
@@ -87,8 +86,8 @@ def groups(reports: Reports) -> list[Group]:
 def _label(name: str, description: str, ranks: Collection[int]) -> str:
     if description == "default_pg":
         return "the default group"
-    called = f" {description}" if description not in ("", "undefined") else f" {name}" if name.isdigit() else ""
-    return f"the group{called} ({_ranks(ranks)})"
+    called = description if description not in ("", "undefined") else name
+    return f"group {called} ({_ranks(ranks)})"
 
 
 def alike(calls: Mapping[int, Call]) -> list[tuple[Call, list[int]]]:
@@ -129,8 +128,8 @@ def _mismatch(run: Run, group: Group) -> str:
             for call, ranks in kinds:
                 verb = "calls" if len(ranks) == 1 else "call"
                 parts.append(f"{_ranks(ranks)} {verb} {described(run, call)}")
-            rule = "the same shape and dtype" if names else "the same calls in the same order"
-            return f"Collective {number} of {group.label}: {', '.join(parts)}. All its ranks have to make {rule}."
+            rule = "pass the same shape and dtype" if names else "make the same calls in the same order"
+            return f"Collective {number} of {group.label}: {', '.join(parts)}. All its ranks have to {rule}."
     return ""
 
 
@@ -158,19 +157,21 @@ def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
     groups: dict[tuple[str, Doing], list[int]] = {}
     for rank in gap.missing:
         what = waits.get(rank) or doing(snapshot, snapshot.run.ranks[rank])
-        groups.setdefault((_last(group, rank), what), []).append(rank)
-    for (last, what), ranks in groups.items():
+        groups.setdefault((_behind(group, rank), what), []).append(rank)
+    for (behind, what), ranks in groups.items():
         have = "has" if len(ranks) == 1 else "have"
-        parts.append(f"{_ranks(ranks)} {have} not come{last} and {what.of(len(ranks))}")
+        parts.append(f"{_ranks(ranks)} {behind and f'{have} {behind} and '}{what.of(len(ranks))}")
     return f"Collective {number} of {group.label}, {described(snapshot.run, gap.call)}: {', '.join(parts)}."
 
 
-def _last(group: Group, rank: int) -> str:
-    """' (last call: 16, broadcast)' of one that is behind."""
+def _behind(group: Group, rank: int) -> str:
+    """'not come (last call: 16, broadcast)'; '' of one that has not answered: it may have passed the call."""
     if rank not in group.calls:
         return ""
     number = group.last(rank)
-    return f" (last call: {number}, {group.calls[rank][number].name})" if number else " (no call so far)"
+    return (
+        f"not come (last call: {number}, {group.calls[rank][number].name})" if number else "not come (no call so far)"
+    )
 
 
 def _waits(run: Run, reports: Reports, gaps: Sequence[Gap]) -> dict[int, Doing]:
@@ -208,11 +209,13 @@ def _crossing(run: Run, one: Gap, other: Gap) -> str:
 # ---------------------------------------------------------------- sends and receives
 
 
-def _transfers(snapshot: Snapshot, reports: Reports, waits: Mapping[int, Doing]) -> Iterator[str]:
+def _transfers(
+    snapshot: Snapshot, reports: Reports, waits: Mapping[int, Doing], said: Collection[int]
+) -> Iterator[str]:
     to_run = _to_run(reports)
     for rank, report in sorted(reports.items()):
         transfer = report.transfer
-        if transfer is None or transfer.peer < 0 or transfer.peer not in to_run:
+        if rank in said or transfer is None or transfer.peer not in to_run:
             continue
         peer = to_run[transfer.peer]
         other = reports[peer].transfer
@@ -234,7 +237,8 @@ def _between(run: Run, rank: int, transfer: Transfer, to_run: Mapping[int, int])
     direction = "to" if transfer.name == "send" else "from"
     peer = "any rank" if transfer.peer < 0 else f"rank {to_run.get(transfer.peer, transfer.peer)}"
     tag = f" with tag {transfer.tag}" if transfer.tag else ""
-    return f"{transfer.name} of {transfer.tensor} {direction} {peer}{tag}{_line(run, transfer.frames)}"
+    line = line_of(run, transfer.frames)
+    return f"{transfer.name} of {transfer.tensor} {direction} {peer}{tag}{line and f' ({line})'}"
 
 
 # ---------------------------------------------------------------- wording
@@ -242,16 +246,13 @@ def _between(run: Run, rank: int, transfer: Transfer, to_run: Mapping[int, int])
 
 def described(run: Run, call: Call) -> str:
     """'all_reduce float32[1024, 10] (line 12)'."""
-    tensors = ", ".join(call.inputs or call.outputs)
-    return f"{call.name}{' ' * bool(tensors)}{tensors}{_line(run, call.frames)}"
+    tensors, line = tensors_of(call), line_of(run, call.frames)
+    return f"{call.name}{tensors and f' {tensors}'}{line and f' ({line})'}"
 
 
-def _line(run: Run, frames: Sequence[Frame]) -> str:
-    frame = spot(frames, run.cell)
-    if frame is None:
-        return ""
-    file = "" if frame.file == run.cell else f"{run.names.get(frame.file) or os.path.basename(frame.file)}, "
-    return f" ({file}line {frame.line})"
+def tensors_of(call: Call) -> str:
+    """'float32[1024, 10]'; '' if it takes none."""
+    return ", ".join(call.inputs or call.outputs)
 
 
 def _ranks(ranks: Iterable[int]) -> str:

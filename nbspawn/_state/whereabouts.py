@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from nbspawn._state.run import FINAL, RankStatus, Run
+import os
+from collections.abc import Sequence
+
+from nbspawn._protocol.frames import Frame
+from nbspawn._state.run import FINAL, RankStatus, Run, spot
 from nbspawn._state.snapshot import Snapshot
 
 SILENCE = 3.0  # seconds without a sign of life that are worth showing; a rank gives two a second
@@ -23,12 +27,14 @@ def doing(snapshot: Snapshot, rank: RankStatus) -> Doing:
     """Of a rank that waits for nobody, as far as is known."""
     if rank.state == "done":
         return Doing(("has", "returned"))
+    if rank.state == "idle":
+        return Doing(("is", "idle"))
     if rank.state in FINAL:
         return Doing(("has", f"ended ({rank.detail})" if rank.detail else "ended"))
     if rank.state == "starting":
         return Doing(("is", "starting"))
-    spot, line = rank.spot(snapshot.run.cell), line_of(snapshot.run, rank)
-    text = snapshot.text(spot) if spot is not None else ""
+    frame, line = rank.spot(snapshot.run.cell), line_of(snapshot.run, rank.position.frames)
+    text = snapshot.text(frame) if frame is not None else ""
     where = f"{line}: {text}" if text else line
     if quiet := silent(rank, snapshot.now):
         return Doing(("has", f"given no sign of life for {quiet:.0f} s" + (f", last seen at {where}" if where else "")))
@@ -42,7 +48,11 @@ def silent(rank: RankStatus, now: float) -> float:
     return now - rank.alive if now - rank.alive >= SILENCE else 0.0
 
 
-def line_of(run: Run, rank: RankStatus) -> str:
-    """'line 12', where the rank was seen last; '' if that is not known."""
-    spot = rank.spot(run.cell)
-    return f"line {spot.line}" if spot is not None else ""
+def line_of(run: Run, frames: Sequence[Frame]) -> str:
+    """'line 12' of the running cell, or 'train.py, line 12', of the user's frames (outermost first); '' if there are
+    none."""
+    frame = spot(frames, run.cell)
+    if frame is None:
+        return ""
+    file = "" if frame.file == run.cell else f"{run.names.get(frame.file) or os.path.basename(frame.file)}, "
+    return f"{file}line {frame.line}"
