@@ -322,8 +322,8 @@ class LocalRanks(ProcessContext):
         return self._command.stacks.look(self._at_work(), deep)
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks that run answer, as in _engine/questions.py."""
-        return self._questions.ask(question, self._at_work())
+        """What the ranks that live answer, as in _engine/questions.py."""
+        return self._questions.ask(question, list(filter(self._exits.has_begun, self._exits.living)))
 
     def break_into(self, rank: int) -> None:
         """Have the rank stop in the debugger (_rank/debugger.py); one that has not begun, at its first line."""

@@ -1,4 +1,4 @@
-"""Asks ranks that run a command, and collects what they answer (_rank/questions.py)."""
+"""Asks ranks, busy or idle, and collects what they answer (_rank/questions.py)."""
 
 from __future__ import annotations
 

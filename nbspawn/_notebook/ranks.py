@@ -13,7 +13,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
-from nbspawn._rank import namespace, questions
+from nbspawn._rank import namespace
 from nbspawn._render import collectives, kept
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report
@@ -175,8 +175,7 @@ def _collectives(request: _Request) -> None:
 
 
 def _idle_collectives(pool: Pool) -> Report:
-    answers = pool.run(FunctionJob(questions.answer, ("collectives",)), CommandOptions(view=views.StreamView()))
-    reports = {rank: found for rank, found in enumerate(answers) if found is not None}
+    reports = {rank: found for rank, found in pool.ask("collectives").items() if found is not None}
     run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=views.cell_names()).of_kept(())
     return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
 

@@ -46,7 +46,7 @@ class RunFiles:
 
     @property
     def questions(self) -> Path:
-        """What the kernel asks ranks that run a command (_protocol/questions.py)."""
+        """What the kernel asks the ranks (_protocol/questions.py)."""
         return self.private / "questions"
 
     def answer(self, rank: int) -> Path:

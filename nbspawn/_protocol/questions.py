@@ -1,4 +1,4 @@
-"""Questions of the kernel to ranks that run a command: one in a file that all ranks map, an answer in a file a rank."""
+"""Questions of the kernel to ranks, busy or idle: one in a file that all ranks map, an answer in a file a rank."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class RankInfo:
     rank imports; ``regrouped`` is the number of the last ``Regroup``, ``ungrouped`` the exception if that failed.
 
     Features add their callbacks to the lists. ``on_begin`` is called when a further command begins, ``on_end`` when one
-    has ended, ``on_look`` some times a second while one runs, in another thread, with the argument whether the rank
-    seems to be waiting."""
+    has ended, ``on_look`` some times a second, in another thread, with the argument whether the rank seems to
+    wait for others."""
 
     rank: int
     launch: Launch

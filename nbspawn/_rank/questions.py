@@ -1,5 +1,5 @@
-"""Answers the kernel's questions while a command runs, in the sampler's thread: also if the main thread hangs in native
-code, as long as that has released Python's lock."""
+"""Answers the kernel's questions, in the sampler's thread: also if the main thread hangs in native code, as long as
+that has released Python's lock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ _log = logging.getLogger(__name__)
 
 ANSWERS: Mapping[str, Callable[[], Any]] = {"collectives": recorder.report}
 """By question. They return plain data (_protocol/)."""
-
-
-def answer(rank: int, question: str) -> Any:
-    """The answer, as a function that idle ranks run."""
-    return ANSWERS[question]()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ _SPACING_AT_REST = 0.1  # the same after two equal samples: a prompt, which may 
 _SPACING_PER_RANK = 0.01  # many ranks send fewer messages each, which bounds the kernel's cost
 _MEASURE = 0.5  # seconds between two readings of the gauges
 _LATEST = 2.0  # seconds between two messages, at most: what a killed rank has not sent is lost
-_PAUSED = 0.25  # seconds between two checks for a new command
+_PAUSED = 0.25  # seconds between two checks for a new command, or a question
 _LAST_MESSAGE = 0.2  # seconds for which a failed rank waits for the thread
 _UNSENT = 100  # positions that are remembered while the kernel does not read; later time counts to the last of them
 _DEPTH = 8  # frames of the user's code that are sent: the outermost, and the innermost others
@@ -128,6 +128,7 @@ class Sampler:
             if self._paused:
                 if self.running.acquire(timeout=_PAUSED):
                     return
+                self._call_looks(waits=False)
             elif self._watch(self._command):
                 return
 
@@ -167,11 +168,14 @@ class Sampler:
                 due = _LATEST if self._at == sent else _SPACING_AT_REST if stands else self._spacing
                 if now // due > sent_at // due and self._send():
                     sent, sent_at = self._at, now
-            for look in self._info.on_look:
-                look(here.collective or now - idle_since >= _IDLE)
+            self._call_looks(here.collective or now - idle_since >= _IDLE)
         self.gauges.write(time.monotonic())
         self._send()
         return True
+
+    def _call_looks(self, waits: bool) -> None:
+        for look in self._info.on_look:
+            look(waits)
 
     def _spend(self, position: Position, seconds: float) -> None:
         if self._spent and (self._spent[-1][0] == position or len(self._spent) == _UNSENT):

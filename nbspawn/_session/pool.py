@@ -179,6 +179,10 @@ class Pool:
         command = self._command
         return None if command is None else command.supervisor
 
+    def ask(self, question: str) -> dict[int, Any]:
+        """What the ranks answer (_rank/questions.py)."""
+        return self._started().engine.ask(question)
+
     def interrupt(self) -> bool:
         """Stop the command that runs, as Stop does. False if the ranks are idle."""
         command = self._command

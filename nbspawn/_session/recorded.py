@@ -3,6 +3,7 @@ in a collective. What is wrong then takes the place of what the sampler guesses.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,15 +11,14 @@ from nbspawn._engine.base import Engine
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.messages import Event, Raised
 from nbspawn._session import views
-from nbspawn._state.collectives import Reports, findings
+from nbspawn._state.collectives import Reports, findings, stands_still
 from nbspawn._state.run import Run
 from nbspawn._state.stall import overdue
-from nbspawn.errors import root_cause_first
+from nbspawn.errors import Failure, root_cause_first
 
 _LOOK = 1.0  # seconds between two looks whether ranks stand still
 _AGAIN = 5.0  # seconds between two questions while they do
 _UNRECORDED = 60.0  # the same where no rank has told anything
-_WAITED = 1.0  # seconds that a rank has waited, at least, to be asked before it is stopped
 
 
 class RecordedCollectives:
@@ -51,18 +51,22 @@ class RecordedCollectives:
         return replace(run, collectives=reports)
 
     def note_end(self, run: Run, now: float) -> None:
-        """The ranks are about to be stopped."""
+        """The ranks are about to be stopped, or have ended."""
         if self._engine.failures:
-            if root_cause_first(self._engine.failures)[0].rank not in self._raised:
+            if not self._failed_in_collective(root_cause_first(self._engine.failures)[0]):
                 return
             reports: Reports = {**self.asked(), **self._raised}
         elif run.collectives:
             reports = run.collectives
-        elif any(rank.state == "waiting" and now - rank.called >= _WAITED for rank in run.ranks):
+        elif any(stands_still(views.snapshot(run, now), rank.rank) for rank in run.ranks if rank.state == "waiting"):
             reports = self.asked()
         else:
             return
         self.sentences = findings(views.snapshot(run, now), reports)
+
+    def _failed_in_collective(self, failure: Failure) -> bool:
+        """gloo aborts the process that is sent more than it expects."""
+        return failure.rank in self._raised or failure.exitcode == -signal.SIGABRT
 
     def asked(self) -> Reports:
         """What the ranks tell that run."""

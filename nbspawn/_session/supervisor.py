@@ -96,6 +96,8 @@ class Supervisor:
         try:
             try:
                 run = self._until_over(run)
+                if self._engine.failures and not self._recorded.sentences:
+                    self._recorded.note_end(run, self._clock())
             except BaseException:
                 # Not a rank's error: the view's, or a bug of ours. Nothing would watch the ranks any more.
                 _log.exception("the ranks are stopped: watching them has failed")

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbspawn._protocol.collectives import Call, Collectives, Transfer
-from nbspawn._state.run import Run
+from nbspawn._state.run import FINAL, Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.whereabouts import Doing, doing, line_of
 from nbspawn._state.wording import name_ranks
+
+STILL = 1.0
+"""Seconds that a rank has waited, at least: ranks answer one after another, and in a run that goes well some are always
+ahead of others."""
 
 Reports = Mapping[int, Collectives]
 """By the run's rank; a rank that has not answered, or is in no group, is not in it."""
@@ -58,7 +62,7 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     for group in groups(reports):
         if mismatch := _mismatch(snapshot.run, group):
             found.append(mismatch)
-        elif gap := _gap(group):
+        elif (gap := _gap(group)) and any(stands_still(snapshot, rank) for rank in gap.inside):
             gaps.append(gap)
     crossed = _crossed(gaps)
     if crossed is not None:
@@ -68,6 +72,13 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     found += [_missing(snapshot, waits, gap) for gap in gaps]
     said = {rank for gap in gaps for rank in gap.missing}
     return [*found, *_transfers(snapshot, reports, waits, said)]
+
+
+def stands_still(snapshot: Snapshot, rank: int) -> bool:
+    """Has it waited for so long, or ended?"""
+    status = snapshot.run.ranks[rank]
+    waits = status.state == "waiting" and snapshot.now - status.called >= STILL
+    return waits or status.state in FINAL or bool(status.stop)
 
 
 def groups(reports: Reports) -> list[Group]:
@@ -215,7 +226,7 @@ def _transfers(
     to_run = _to_run(reports)
     for rank, report in sorted(reports.items()):
         transfer = report.transfer
-        if rank in said or transfer is None or transfer.peer not in to_run:
+        if rank in said or transfer is None or transfer.peer not in to_run or not stands_still(snapshot, rank):
             continue
         peer = to_run[transfer.peer]
         other = reports[peer].transfer

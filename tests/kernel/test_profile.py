@@ -182,7 +182,9 @@ def test_the_fold(kernel: Kernel) -> None:
 
 
 def test_the_reason_of_a_stall_stays(kernel: Kernel) -> None:
-    first = "%%spawn 2 -b gloo -t 6 -g 1 --profile\nimport time, torch.distributed as dist\n"
+    first = (
+        "%%spawn 2 -b gloo -t 6 -g 1 --profile --env TORCH_FR_BUFFER_SIZE=0\nimport time, torch.distributed as dist\n"
+    )
     cell = first + "if rank: time.sleep(600)\ndist.barrier()"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"

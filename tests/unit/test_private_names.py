@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -144,6 +145,28 @@ def set_precision(put: Any) -> None:
     put("cuda", "matmul", torch._C._get_fp32_precision_getter("cuda", "matmul"))
 
 
+def dumps(dump: Any) -> None:
+    """A call of gloo is recorded, with all that is read of it."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "10"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(2))
+    [entry] = pickle.loads(dump(True, True, False))["entries"]
+    dist.destroy_process_group()
+    read = {"process_group", "pg_id", "is_p2p", "collective_seq_id", "profiling_name", "state", "retired", "frames"}
+    assert read | {"input_sizes", "input_dtypes", "output_sizes", "output_dtypes"} <= entry.keys()
+    assert entry["profiling_name"] == "gloo:all_reduce" and entry["input_dtypes"] == ["Float"]
+    assert {"filename", "line", "name"} <= entry["frames"][0].keys()
+
+
+def dump_of_nccl() -> Any:
+    import torch
+
+    return torch._C._distributed_c10d._dump_nccl_trace if torch.version.cuda else print  # type: ignore[attr-defined]
+
+
 def in_one_file(all_reduce: Any) -> None:
     file = inspect.unwrap(all_reduce).__code__.co_filename
     assert file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py"))
@@ -185,6 +208,11 @@ TORCH = (
     ),
     Name("torch.multiprocessing.start_processes", takes(print, (), 2, join=False, daemon=True, start_method="spawn")),
     Name("torch._inductor.async_compile.AsyncCompile.pool", pool_of_threads),
+    Name("torch._C._distributed_c10d._dump_fr_trace", dumps, ">=2.8"),
+    Name("torch._C._distributed_c10d._dump_nccl_trace", callable, find=dump_of_nccl),
+    Name("torch._inductor", is_there),
+    Name("torch.distributed.distributed_c10d._world", has("pg_names", "pg_group_ranks")),
+    Name("torch.distributed.ProcessGroup._get_sequence_number_for_group", is_there),
     Name("torch.distributed.distributed_c10d.all_reduce", in_one_file),
     Name("torch.distributed.distributed_c10d.destroy_process_group", parameters("group")),
     Name(

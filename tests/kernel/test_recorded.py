@@ -1,0 +1,101 @@
+"""What a user reads of collectives that do not fit: in the live table, in errors, and when they ask."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from kernels import Kernel, ok
+from packaging.version import Version
+
+pytestmark = pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch has no recorder for gloo")
+
+DIFFERENT = """%%spawn 3 -b gloo {options}
+import torch, torch.distributed as dist
+dist.all_reduce(torch.ones(3))
+print("ready")
+if rank == 1:
+    dist.all_gather([torch.ones(4)] * 3, torch.ones(4))
+else:
+    dist.all_reduce(torch.ones(10, 10))
+"""
+SENTENCE = (
+    "Collective 2 of the default group: ranks 0 and 2 call all_reduce float32[10, 10] (line 8), "
+    "rank 1 calls all_gather float32[4] (line 6). All its ranks have to make the same calls in the same order."
+)
+
+
+def test_the_stall_sentence_and_stop(kernel: Kernel) -> None:
+    cell = kernel.submit(DIFFERENT.format(options="")).until("ready")
+    cell.see(lambda: "have waited" in cell.reply.table["text/plain"], "ranks wait")
+    cell.see(lambda: SENTENCE in cell.reply.table["text/html"], "the recorder has been asked")
+    kernel.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt" and reply.traceback.count(SENTENCE) == 1
+    assert "When the ranks were stopped" not in reply.table["text/plain"], "it is said once"
+
+
+def test_the_timeout_says_it(kernel: Kernel) -> None:
+    reply = kernel.execute(DIFFERENT.format(options="--timeout 3"))
+    assert reply.ename == "RunTimeoutError" and SENTENCE in reply.traceback
+    assert "in all_gather" in reply.traceback, "where they stand is said, too"
+
+
+def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
+    cell = kernel.submit(DIFFERENT.format(options="--env TORCH_FR_BUFFER_SIZE=0")).until("ready")
+    cell.see(lambda: "The ranks have diverged." in cell.reply.table["text/plain"], "the old sentence")
+    kernel.interrupt()
+    reply = cell.wait()
+    assert "Collective" not in reply.traceback
+    assert "When the ranks were stopped: The ranks have diverged." in reply.table["text/plain"]
+
+
+@pytest.mark.parametrize(
+    "call, ends",
+    [
+        ("dist.all_reduce(torch.ones(4 + (rank == 2)))", "[5] (line 4): rank 2 is in it, ranks 0-1 have returned."),
+        ("dist.all_reduce(torch.ones(40 - 20 * (rank == 2)))", "ranks 0-1 are in it, rank 2 has ended (SIGABRT)."),
+        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 4): ranks 0-1 are in it, rank 2 has returned."),
+    ],
+)
+def test_an_error_in_a_collective(kernel: Kernel, call: str, ends: str) -> None:
+    cell = "%%spawn 3 -b gloo\nimport torch, torch.distributed as dist\nx = torch.ones(2); dist.barrier()\n"
+    reply = kernel.execute(cell + call)
+    [said] = [line for line in reply.traceback.splitlines() if line.startswith("Collective 2 of the default group, ")]
+    assert said.endswith(ends)
+
+
+def test_an_error_elsewhere_is_not_put_down_to_collectives(kernel: Kernel) -> None:
+    cell = "%%spawn 3 -b gloo\nimport torch.distributed as dist\nif rank == 2: raise KeyError('hieght')\ndist.barrier()"
+    reply = kernel.execute(cell)
+    assert "KeyError: 'hieght'" in reply.traceback and "Collective" not in reply.traceback, "its peers only followed"
+
+
+def test_ranks_collectives(kernel: Kernel) -> None:
+    """Of ranks that run in the background, and of kept ones that are idle."""
+    ok(kernel.execute("%%spawn 2 --keep -b gloo\nimport torch, torch.distributed as dist, time"))
+    shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]
+    assert shown["text/plain"].startswith("Collectives of 2 idle ranks\n")
+    ok(kernel.execute("%%ranks\ndist.all_reduce(torch.ones(2, 3))"))
+    shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]
+    assert re.search(r"\d+  all_reduce float32\[2, 3\]  Cell In\[\d+\], line 2  done", shown["text/plain"])
+    assert "<table" in shown["text/html"] and "all_reduce float32[2, 3]" in shown["text/html"]
+
+    cell = kernel.submit("%%ranks --background\nif rank: time.sleep(60)\ndist.broadcast(torch.ones(5), 1)")
+    cell.see(lambda: bool(cell.reply.outputs) and "waiting" in cell.reply.table["text/plain"], "rank 0 waits")
+
+    def said() -> bool:
+        shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]["text/plain"]
+        return "broadcast float32[5] (line 3): rank 0 is in it, rank 1 has not come" in shown
+
+    cell.see(said, "it is said after a second")
+    ok(kernel.execute("%ranks interrupt"))
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_ranks_that_are_in_no_group(kernel: Kernel) -> None:
+    ok(kernel.execute("%%spawn 2 --keep\n1"))
+    shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]["text/plain"]
+    assert shown.splitlines()[-1] == "The ranks are in no process group."
+    ok(kernel.execute("%ranks stop"))
