@@ -14,7 +14,7 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
 from nbspawn._rank import namespace
-from nbspawn._render import kept, stacks
+from nbspawn._render import kept, memory, stacks
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.text import duration
 from nbspawn._results import Results
@@ -172,6 +172,25 @@ def _stacks(request: _Request) -> None:
     display(data, raw=True)
 
 
+def _memory(request: _Request) -> None:
+    pool = request.pool
+    reports = {rank: report for rank, report in sorted(pool.ask("memory").items()) if report is not None}
+    without = sorted(set(range(pool.nprocs)) - set(reports))
+    idle = [rank for rank, state in enumerate(pool.states()) if rank in without and state == "idle"]
+    silent = [rank for rank in without if rank not in idle]
+    notes = []
+    if idle:
+        notes.append(f"{name_ranks(idle)}: idle while others work; asked when these have finished.")
+    if silent:
+        notes.append(f"{name_ranks(silent)}: no answer; native code that holds Python's lock, or a stopped process.")
+    if not reports:
+        print("\n".join(notes))
+        return
+    title = f"Memory of {pool.nprocs} ranks{_at(request.name)}"
+    data = {"text/plain": memory.text(title, reports, notes), "text/html": memory.html(title, reports, notes)}
+    display(data, raw=True)
+
+
 def _debug(request: _Request) -> None:
     ranks = request.ranks
     if not request.pool.debug(ranks):
@@ -204,6 +223,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "interrupt": _interrupt,
     "wait": _wait,
     "stacks": _stacks,
+    "memory": _memory,
     "debug": _debug,
     "logs": _logs,
     "release": _release,

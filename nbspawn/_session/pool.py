@@ -22,7 +22,7 @@ from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.frames import Stack
-from nbspawn._rank import namespace
+from nbspawn._rank import namespace, questions
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
@@ -178,6 +178,14 @@ class Pool:
         """The stacks of the ranks, and the state of the command that runs; None if they are idle."""
         command = self._command
         return None if command is None else (command.supervisor.look(), command.supervisor.run)
+
+    def ask(self, question: str) -> dict[int, Any]:
+        """What the ranks answer (_rank/questions.py), by rank. While a command runs, only its ranks are asked, and
+        those in native code that holds Python's lock do not answer."""
+        if self._command is not None:
+            return self._started().engine.ask(question)
+        results = self.run(FunctionJob(questions.answer, (question,)), CommandOptions(view=views.StreamView()))
+        return dict(zip(results.ranks, results, strict=True))
 
     def interrupt(self) -> bool:
         """Stop the command that runs, as Stop does. False if the ranks are idle."""
