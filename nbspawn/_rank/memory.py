@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from nbspawn._protocol import gauges
+from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
 from nbspawn._rank import namespace, naming
 from nbspawn._rank.sampler import is_library
@@ -36,10 +38,11 @@ def report() -> Memory:
 
 def of(variables: dict[str, Any]) -> Memory:
     """Of this process, whose variables are these. May run beside the user's code, in another thread."""
-    walk = Walk([variables, *map(attributes, list(sys.modules.values()))], _sent())
-    for name, value in _roots(variables):
-        walk.go(name, value)
-    unreached, largest = walk.unreached()
+    with uncollected():  # which would look at all that is held meanwhile, and may end what holds the largest
+        walk = Walk([variables, *map(attributes, list(sys.modules.values()))], _sent())
+        walk.follow(_roots(variables))
+        unreached, largest = walk.unreached()
+        holder = "" if largest is None else naming.holder(largest)
     holdings = sorted((one for one in walk.holdings.values() if one.size), key=lambda one: -one.size)
     rest = holdings[_VARIABLES:]
     resident, shared = _process()
@@ -51,7 +54,7 @@ def of(variables: dict[str, Any]) -> Memory:
         _pinned(),
         tuple(_held(one, naming.way(one.place), naming.container(one.place)) for one in holdings[:_VARIABLES]),
         Held("", sum(one.size for one in rest), f"{len(rest)} variables" if rest else ""),
-        _held(unreached, "", "" if largest is None else naming.holder(largest)),
+        _held(unreached, "", holder),
         _devices(),
         walk.partial,
     )
@@ -61,26 +64,31 @@ def _roots(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Variables in the order in which they were bound; IPython's (_, _oh) last, because they only repeat others."""
     found = [(str.__str__(name), value) for name, value in list(dict.items(variables))]
     yield from ((name, value) for name, value in found if not name.startswith("_"))
-    for frames in list(sys._current_frames().values()):
-        yield from _local_variables(frames)
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # a frame that refers to itself would keep alive all that is found
+    for frame in frames.values():
+        yield from _local_variables(frame)
     yield from ((name, value) for name, value in found if name.startswith("_"))
 
 
 def _local_variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Those of the user's functions that run. Until Python 3.11 nothing but ``f_locals`` tells them, which would keep
-    them alive until the function returns; they count as reached by no variable."""
+    """Those of the user's functions that run, the outermost first. Until Python 3.11 nothing but ``f_locals`` tells
+    them, and that would keep them alive until the function returns: they count as reached by no variable."""
     try:
         kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)
         value_of = kind(("PyFrame_GetVar", ctypes.pythonapi))  # https://docs.python.org/3/c-api/frame.html
     except AttributeError:
         return
+    calls: list[FrameType] = []
     while frame is not None:
-        code = frame.f_code
-        if code.co_flags & inspect.CO_OPTIMIZED and not is_library(code.co_filename):
-            for name in (*code.co_varnames, *code.co_cellvars):
-                with suppress(NameError):  # not bound, at this moment
-                    yield f"{name} in {code.co_name}()", value_of(frame, name)
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not is_library(frame.f_code.co_filename):
+            calls.append(frame)
         frame = frame.f_back
+    for call in reversed(calls):
+        code = call.f_code
+        for name in (*code.co_varnames, *code.co_cellvars):
+            with suppress(NameError):  # not bound, at this moment
+                yield f"{name} in {code.co_name}()", value_of(call, name)
 
 
 def _held(holding: Holding, way: str, within: str) -> Held:
@@ -110,7 +118,7 @@ def _further(holding: Holding) -> Iterator[str]:
     if holding.gradients:
         yield f"{_amount(holding.gradients)} of it gradients"
     if holding.graphs:
-        yield f"{holding.graphs:,} with an autograd graph"
+        yield f"{f'{holding.graphs:,} ' if holding.count > 1 else ''}with an autograd graph"
     if holding.shared:
         yield f"{_part(holding.shared, holding.size)}in shared memory"
     if holding.mapped:

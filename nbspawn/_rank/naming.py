@@ -73,7 +73,7 @@ def _step(before: object, above: Any, thing: object) -> str:
     cls = type(above)
     if issubclass(cls, dict):
         key = _key(above, thing)
-        if attributes(before) is above:
+        if issubclass(type(before), type) or attributes(before) is above:
             return f".{key}"
         return f"[{key!r}]" if type(key) in (str, int) and len(str(key)) <= _KEY else "[…]"
     for kind in (list, tuple):
@@ -81,7 +81,7 @@ def _step(before: object, above: Any, thing: object) -> str:
             elements = enumerate(list(islice(kind.__iter__(above), _ELEMENTS)))
             return next((f"[{index}]" for index, element in elements if element is thing), "[…]")
     own = attributes(above)
-    if own is None or own is thing:
+    if type(own) is not dict or own is thing:  # a class has a proxy of its dict, which comes next
         return ""
     key = _key(own, thing)
     return "" if key is None else f".{key}"

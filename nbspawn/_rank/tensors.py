@@ -7,6 +7,7 @@ types, and not objects (``isinstance`` looks at an object's ``__class__``), and 
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-_MOST = 1_000_000  # objects of all variables, numbers and texts not counted: two seconds
-_MOST_OF_VARIABLE = 300_000
+# Objects that are looked at, numbers and texts not counted: a million take a second.
+_MOST = 500_000
+_MOST_OF_VARIABLE = 200_000
+_FIRST = 10_000  # of each variable, before others may use up the rest
+_OF_TENSOR = 5  # a tensor counts as so many
 _MOST_OF_CONTAINER = 100_000  # elements of one list, tuple or dict
 _MOST_STEPS = 60  # from a variable to the tensor that describes it
 
@@ -83,6 +87,10 @@ class Holding:
         return True
 
 
+_Ways = deque[tuple[object, int, bool]]
+"""Objects to look at, each with the id of the one that leads to it (0: none), and whether it is a gradient."""
+
+
 class Walk:
     """Through variables, one after another: what one has led to is not counted for the next. ``passed_by`` are not gone
     into: the variables' own dict. ``mapped`` are addresses of memory that the notebook has sent.
@@ -104,13 +112,22 @@ class Walk:
         """The ids of objects that lead to storages, and the variable that these are counted for."""
         self._kinds: dict[int, tuple[type, Kind]] = {}
 
-    def go(self, name: str, value: object) -> None:
-        """Follow a variable, on the shortest ways first: they name the tensors."""
+    def follow(self, variables: Iterable[tuple[str, object]]) -> None:
+        """Go through these variables."""
+        every = []
+        for name, value in variables:
+            every.append((name, deque([(value, 0, False)])))
+            self._go(*every[-1], _FIRST)
+        for name, ways in every:
+            self._go(name, ways, _MOST_OF_VARIABLE)
+            self.partial |= bool(ways)
+
+    def _go(self, name: str, ways: _Ways, most: int) -> None:
+        """The shortest ways first: they name the tensors."""
         holding = self.holdings.setdefault(name, Holding(name))  # a function that calls itself has its variables twice
-        ways: deque[tuple[object, int, bool]] = deque([(value, 0, False)])
-        left = most = min(_MOST_OF_VARIABLE, self._left)
+        left = most = min(most, self._left)
         largest = 0
-        while ways and left:
+        while ways and left > 0:
             thing, parent, gradient = ways.popleft()
             number = id(thing)
             if number in self._seen:
@@ -121,7 +138,7 @@ class Walk:
             if kind == "closed" and parent:
                 continue
             self._seen[number] = thing, parent
-            left -= 1
+            left -= 1 if kind == "other" else _OF_TENSOR
             if (piece := _piece(thing, kind)) is not None:
                 if piece.key not in self._owners and holding.add(piece, kind, gradient, self._is_mapped(piece)):
                     largest = number
@@ -133,15 +150,14 @@ class Walk:
             if kind == "tensor" and (found := _gradient(thing)) is not None:
                 ways.append((found, number, True))
         self._left -= most - left
-        self.partial |= bool(ways)
         if largest:
             holding.place = self._place(largest)
 
     def unreached(self) -> tuple[Holding, object]:
-        """What no variable has led to, and the largest tensor of it. (numpy's arrays are not known to the garbage
-        collector.)"""
+        """What no variable has led to, and the largest tensor of it; nothing if not all objects were looked at. (The
+        garbage collector does not know numpy's arrays.)"""
         holding, largest = Holding(""), None
-        objects = gc.get_objects()
+        objects = [] if self.partial else gc.get_objects()
         classes = {id(cls): cls for cls in map(type, objects)}
         of_tensors = {number for number, cls in classes.items() if self._kind(cls) == "tensor"}
         for thing in objects:
@@ -234,42 +250,48 @@ def _of_tensor(tensor: Any) -> Piece | None:
     storage (a sparse one, which has two)."""
     import torch
 
-    with torch._C.DisableTorchFunctionSubclass():
+    get = functools.partial(_get, torch.Tensor, tensor)
+    with torch._C.DisableTorchFunction():
         try:
-            storage = tensor.untyped_storage()
-            size, address = storage.nbytes(), storage.data_ptr()
+            storage = get("untyped_storage")()
+            size = storage.nbytes()
+            address = storage.data_ptr() if size and storage.device.type != "meta" else 0
         except RuntimeError:
             return None
-        if not size or not address:
+        if not address:
             return None
-        dtype, device = tensor.dtype, tensor.device
-        shape = tuple(tensor.shape)
+        dtype, device = get("dtype"), get("device")
+        own = get("numel")() * dtype.itemsize
         shared = device.type == "cpu" and storage.is_shared()
-        graph = tensor.requires_grad and not tensor.is_leaf
-        own = tensor.numel() * dtype.itemsize
+        graph = get("requires_grad") and not get("is_leaf")
+        shape = tuple(get("shape"))
     return Piece((str(device), address), size, own, str(dtype).removeprefix("torch."), shape, shared, graph)
 
 
 def _gradient(tensor: Any) -> object:
     import torch
 
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.grad if tensor.is_leaf else None
+    with torch._C.DisableTorchFunction():
+        return _get(torch.Tensor, tensor, "grad") if _get(torch.Tensor, tensor, "is_leaf") else None
 
 
 def _of_array(array: Any) -> Piece | None:
     """None of a file that is mapped, which takes no memory, and of what has no elements."""
     import numpy
 
-    get = vars(numpy.ndarray)
+    get = functools.partial(_get, numpy.ndarray)
     base, owner = array, array
     while issubclass(type(base), numpy.ndarray):
         if issubclass(type(base), numpy.memmap):
             return None
-        owner, base = base, get["base"].__get__(base)
-    address, size = get["__array_interface__"].__get__(owner)["data"][0], get["nbytes"].__get__(owner)
+        owner, base = base, get(base, "base")
+    address, size = get(owner, "__array_interface__")["data"][0], get(owner, "nbytes")
     if not size:
         return None
-    dtype = str(get["dtype"].__get__(array))
-    own, shape = get["nbytes"].__get__(array), get["shape"].__get__(array)
+    dtype, own, shape = str(get(array, "dtype")), get(array, "nbytes"), get(array, "shape")
     return Piece(("cpu", address), size, own, dtype, shape, False, False)
+
+
+def _get(cls: type, thing: object, name: str) -> Any:
+    """An attribute as this class has it, whatever a subclass makes of it."""
+    return getattr(cls, name).__get__(thing)

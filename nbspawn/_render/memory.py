@@ -99,9 +99,9 @@ def html(title: str, reports: Reports, notes: Sequence[str] = ()) -> str:
         lines.append(
             _cell("td", _indent(row, "&nbsp;&nbsp;") + escape(clip(row.name, _NAME)), "left")
             + "".join(_cell("td", _marked(row, indexes), "right") for _, indexes in columns)
-            + _cell("td", escape(clip(row.what, _WIDTH)), "left", f";color:{QUIET}")
+            + _cell("td", escape(clip(row.what, _WIDTH)), "left", f";color:{QUIET};white-space:normal")
         )
-    table = "".join(f'<tr style="background:none">{line}</tr>' for line in lines)
+    table = "".join(f'<tr style="background:none;height:20px">{line}</tr>' for line in lines)
     sentences = "".join(f"<div>{escape(one)}</div>" for one in (*_sentences(drawn, reports), *notes))
     folds = "".join(
         f'<details><summary style="{FOLD}">{escape(head)}</summary><pre style="{_PRE}">{escape(said)}</pre></details>'
@@ -190,7 +190,9 @@ def _marked(row: Row, indexes: Sequence[int]) -> str:
 
 
 def _amount(count: int) -> str:
-    return "-" if not count else size(count) if count >= 1e6 else f"{count / 1e3:.0f} kB"
+    if count >= 999_500:
+        return size(count)
+    return f"{count / 1e3:.0f} kB" if count >= 1000 else f"{count} B" if count else "-"
 
 
 def _is_far(more: int, less: int) -> bool:
