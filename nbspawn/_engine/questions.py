@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Collection
 from typing import Any
@@ -22,24 +23,27 @@ class Questions:
     def __init__(self, files: RunFiles) -> None:
         self._files = files
         self._number = 0
+        self._lock = threading.Lock()
+        """The thread that watches the ranks may ask, and the user's."""
 
     def ask(self, question: str, ranks: Collection[int]) -> dict[int, Any]:
         """The answers of these ranks, within about a second; none of a rank that does not answer, because it holds
         Python's lock or is stopped."""
-        self._number += 1
-        try:
-            fd = os.open(self._files.questions, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:  # deleted, or this process has no descriptor left
-            return {}
-        try:
-            questions.ask(fd, self._number, question)
-        finally:
-            os.close(fd)
-        found: dict[int, Any] = {}
-        end = time.monotonic() + _LONG_ANSWER.get(question, _ANSWER) + _ANSWER_A_RANK * len(ranks)
-        while len(found) < len(ranks) and time.monotonic() < end:
-            for rank in ranks:
-                if rank not in found and (answer := questions.read_answer(self._files.answer(rank), self._number)):
-                    (found[rank],) = answer
-            time.sleep(_TICK)
-        return found
+        with self._lock:
+            self._number += 1
+            try:
+                fd = os.open(self._files.questions, os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:  # deleted, or this process has no descriptor left
+                return {}
+            try:
+                questions.ask(fd, self._number, question)
+            finally:
+                os.close(fd)
+            found: dict[int, Any] = {}
+            end = time.monotonic() + _LONG_ANSWER.get(question, _ANSWER) + _ANSWER_A_RANK * len(ranks)
+            while len(found) < len(ranks) and time.monotonic() < end:
+                for rank in ranks:
+                    if rank not in found and (answer := questions.read_answer(self._files.answer(rank), self._number)):
+                        (found[rank],) = answer
+                time.sleep(_TICK)
+            return found

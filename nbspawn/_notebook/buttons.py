@@ -36,6 +36,7 @@ class Kind(NamedTuple):
 
 STOP = Kind("stop", "Stop", "stop", "KeyboardInterrupt in every rank")
 STACKS = Kind("stacks", "Stacks", "align-left", "Show the stack of every rank")
+COLLECTIVES = Kind("collectives", "Collectives", "exchange", "Show the last collectives of every rank")
 DEBUG = Kind("debug", "Debug all", "bug", "Stop at the next line of Python, at a debugger's prompt")
 
 
@@ -43,7 +44,7 @@ class Buttons:
     """``row`` and ``pane`` are to be displayed, one below the other."""
 
     def __init__(
-        self, nprocs: int, act: Callable[[Action], None], kinds: Sequence[Kind] = (STOP, STACKS, DEBUG)
+        self, nprocs: int, act: Callable[[Action], None], kinds: Sequence[Kind] = (STOP, STACKS, COLLECTIVES, DEBUG)
     ) -> None:
         self._act = act
         self.by_kind = {kind: self._made(kind) for kind in kinds}

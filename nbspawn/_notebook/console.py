@@ -6,12 +6,12 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import DisplayData, Event, InputReply, Printed
-from nbspawn._render import profile, stacks, text
+from nbspawn._render import profile, text
 from nbspawn._render.lines import strip_ansi
+from nbspawn._render.report import Report
 from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
@@ -78,9 +78,9 @@ class ConsoleView:
         self._erase()
         return self._prompter.ask(prompt, password)
 
-    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """Show the stacks as text above the table."""
-        self.notify("\n".join([title, *stacks.text(found, snapshot(self.run))]))
+    def show_report(self, report: Report) -> None:
+        """Show its text above the table."""
+        self.notify(report.text)
 
     def close(self, run: Run) -> bool:
         """The last table stays. Kept ranks that have finished at once get none: their output is enough."""

@@ -17,7 +17,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import MAX_RANKS, LaunchOptions
 from nbspawn._engine.start_method import METHODS
 from nbspawn._notebook import background, parameters
-from nbspawn._notebook.buttons import DEBUG, STACKS, STOP, Buttons
+from nbspawn._notebook.buttons import Buttons
 from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.questions import Questions
 from nbspawn._notebook.redefined import Redefined
@@ -242,7 +242,7 @@ class _Controls:
         self.actions: deque[Action] = deque()
         self.stopping = False
         """Has the user pressed Stop?"""
-        self.buttons = Buttons(1, self._act, (STOP, STACKS, DEBUG))
+        self.buttons = Buttons(1, self._act)
         self._tails = Tails()
 
     def _act(self, action: Action) -> None:

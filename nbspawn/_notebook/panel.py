@@ -9,21 +9,21 @@ import os
 import threading
 from collections.abc import Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Protocol
 
 import ipywidgets  # type: ignore[import-untyped]
 
 from nbspawn._engine import inherited
-from nbspawn._notebook.buttons import STACKS, STOP, Buttons, Kind
+from nbspawn._notebook.buttons import COLLECTIVES, STACKS, STOP, Buttons, Kind
 from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.ranks import idle_table
 from nbspawn._notebook.slots import close
 from nbspawn._notebook.tails import tail
-from nbspawn._render import html, kept, stacks
-from nbspawn._render.text import duration
+from nbspawn._render import html, kept
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun
 from nbspawn._session.pool import Pool
+from nbspawn._session.supervisor import REPORTS, Supervisor
 from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
 from nbspawn.errors import SpawnError, StartError, UsageError
@@ -57,8 +57,9 @@ class Subject(Protocol):
     def log(self, rank: int) -> str:
         """The path of its log; '' if there is none."""
 
-    def stacks(self) -> str:
-        """Where the ranks stand, as HTML."""
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """Of what the ranks run; None if they are idle."""
 
     def do(self, what: str) -> None:
         """One of the other buttons was pressed."""
@@ -67,7 +68,7 @@ class Subject(Protocol):
 class _OfPool:
     """Kept ranks."""
 
-    kinds: Sequence[Kind] = (_INTERRUPT, _RESTART, _END, STACKS)
+    kinds: Sequence[Kind] = (_INTERRUPT, _RESTART, _END, STACKS, COLLECTIVES)
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -91,9 +92,9 @@ class _OfPool:
         except StartError:
             return ""
 
-    def stacks(self) -> str:
-        found = self._pool.look()
-        return _stacks(*found) if found is not None else ""
+    @property
+    def supervisor(self) -> Supervisor | None:
+        return self._pool.supervisor
 
     def do(self, what: str) -> None:
         background = self._pool.background
@@ -110,7 +111,7 @@ class _OfPool:
 class _OfRun:
     """A run in the background."""
 
-    kinds: Sequence[Kind] = (STOP, STACKS)
+    kinds: Sequence[Kind] = (STOP, STACKS, COLLECTIVES)
 
     def __init__(self, run: BackgroundRun) -> None:
         self._run = run
@@ -130,16 +131,12 @@ class _OfRun:
     def log(self, rank: int) -> str:
         return log_path(self._run.run, rank)
 
-    def stacks(self) -> str:
-        return _stacks(self._run.look(), self._run.run)
+    @property
+    def supervisor(self) -> Supervisor | None:
+        return self._run.supervisor
 
     def do(self, what: str) -> None:
         self._run.cancel()
-
-
-def _stacks(found: Any, run: Run) -> str:
-    seen = views.snapshot(run)
-    return stacks.html(f"Where the ranks stand after {duration(seen.now - run.started)}", found, seen, open_=True)
 
 
 class Panel:
@@ -150,9 +147,9 @@ class Panel:
         self._picture = Picture()
         self._buttons = Buttons(subject.nprocs, self._act, subject.kinds)
         self._table = ipywidgets.HTML(layout={"width": "100%"})
-        self._stacks = ipywidgets.HTML(layout={"width": "100%", "display": "none"})
+        self._report = ipywidgets.HTML(layout={"width": "100%", "display": "none"})
         self._box = ipywidgets.VBox(
-            [self._table, self._buttons.row, self._buttons.pane, self._stacks, self._picture.hider]
+            [self._table, self._buttons.row, self._buttons.pane, self._report, self._picture.hider]
         )
         self._box._view_count = 0  # the front end then reports how many views it shows
         self._drawn: object = None
@@ -185,7 +182,7 @@ class Panel:
             table = subject.idle() if current is None else html.table(views.snapshot(current))
             self._table.value = table
             for kind, button in self._buttons.by_kind.items():
-                button.disabled = current is None and kind in (_INTERRUPT, STACKS, STOP)
+                button.disabled = current is None and kind in (_INTERRUPT, STACKS, COLLECTIVES, STOP)
             self._buttons.refresh(lambda rank: tail(subject.log(rank)), subject.log)
             # Each picture is a change of the notebook: not for each second that passes.
             seen = over, None if current is None else [rank.state for rank in current.ranks]
@@ -198,14 +195,15 @@ class Panel:
     def _act(self, action: Action) -> None:
         """In the kernel's own thread."""
         try:
-            if action.what == STACKS.what:
-                self._stacks.value = self._subject.stacks()
-                self._stacks.layout.display = "" if self._stacks.value else "none"
+            if action.what in REPORTS:
+                supervisor = self._subject.supervisor
+                self._report.value = supervisor.report(action.what).html if supervisor is not None else ""
+                self._report.layout.display = "" if self._report.value else "none"
             else:
                 self._subject.do(action.what)
         except SpawnError as error:
-            self._stacks.value = f"<pre>{escape(str(error))}</pre>"
-            self._stacks.layout.display = ""
+            self._report.value = f"<pre>{escape(str(error))}</pre>"
+            self._report.layout.display = ""
         self._refresh()
 
     def _close(self) -> None:
@@ -213,7 +211,7 @@ class Panel:
         self._box._view_count = None  # see controls.py: the front end would report that the view is removed
         self._box.children = [self._table, self._picture.hider]
         self._buttons.close()
-        close(self._stacks)
+        close(self._report)
         if not _picture_is_old():
             for widget in (self._table, self._picture.hider, self._box):
                 close(widget)

@@ -14,13 +14,15 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
 from nbspawn._rank import namespace
-from nbspawn._render import kept, memory, stacks
+from nbspawn._render import collectives, kept, memory
 from nbspawn._render.kept import KeptRank
+from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
+from nbspawn._state.run import Run
 from nbspawn._state.wording import name_ranks
 from nbspawn.errors import UsageError
 
@@ -158,37 +160,30 @@ def _logs(request: _Request) -> None:
 
 
 def _stacks(request: _Request) -> None:
-    found_stacks = request.pool.look()
-    if found_stacks is None:
+    supervisor = request.pool.supervisor
+    if supervisor is None:
         print("the ranks are idle")
-        return
-    found, run = found_stacks
-    seen = views.snapshot(run)
-    title = f"Where the ranks stand after {duration(seen.now - run.started)}"
-    data = {
-        "text/plain": "\n".join([title, *stacks.text(found, seen)]),
-        "text/html": stacks.html(title, found, seen, open_=True),
-    }
-    display(data, raw=True)
+    else:
+        display(supervisor.report("stacks").data, raw=True)
+
+
+def _collectives(request: _Request) -> None:
+    pool = request.pool
+    supervisor = pool.supervisor
+    report = supervisor.report("collectives") if supervisor is not None else _idle_collectives(pool)
+    display(report.data, raw=True)
+
+
+def _idle_collectives(pool: Pool) -> Report:
+    reports = pool.ask("collectives")
+    run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=views.cell_names()).of_kept(())
+    return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
 
 
 def _memory(request: _Request) -> None:
     pool = request.pool
-    reports = {rank: report for rank, report in sorted(pool.ask("memory").items()) if report is not None}
-    without = sorted(set(range(pool.nprocs)) - set(reports))
-    idle = [rank for rank, state in enumerate(pool.states()) if rank in without and state == "idle"]
-    silent = [rank for rank in without if rank not in idle]
-    notes = []
-    if idle:
-        notes.append(f"{name_ranks(idle)}: idle while others work; asked when these have finished.")
-    if silent:
-        notes.append(f"{name_ranks(silent)}: no answer; native code that holds Python's lock, or a stopped process.")
-    if not reports:
-        print("\n".join(notes))
-        return
     title = f"Memory of {pool.nprocs} ranks{_at(request.name)}"
-    data = {"text/plain": memory.text(title, reports, notes), "text/html": memory.html(title, reports, notes)}
-    display(data, raw=True)
+    display(memory.report(title, pool.ask("memory"), pool.states()).data, raw=True)
 
 
 def _debug(request: _Request) -> None:
@@ -223,6 +218,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "interrupt": _interrupt,
     "wait": _wait,
     "stacks": _stacks,
+    "collectives": _collectives,
     "memory": _memory,
     "debug": _debug,
     "logs": _logs,

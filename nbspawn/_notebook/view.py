@@ -6,13 +6,13 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from nbspawn._notebook.displays import RankDisplays
-from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Event, InputReply, Printed
-from nbspawn._render import html, profile, stacks, text
+from nbspawn._render import html, profile, text
+from nbspawn._render.report import Report
 from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
@@ -146,14 +146,11 @@ class NotebookView:
         finally:
             self._controls.set_disabled(False)
 
-    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """Show the stacks as an output of their own."""
+    def show_report(self, report: Report) -> None:
+        """Show it as an output of its own."""
         self._place()
         self._lines.flush()
-        seen = snapshot(self.run)
-        data = {"text/plain": "\n".join([title, *stacks.text(found, seen)])}
-        if self._table.kind != "text":
-            data["text/html"] = stacks.html(title, found, seen, open_=not fold)
+        data = {"text/plain": report.text} if self._table.kind == "text" else report.data
         self._publish(data=data, metadata={})
 
     def close(self, run: Run) -> bool:

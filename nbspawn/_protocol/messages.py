@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
 
@@ -76,7 +77,7 @@ class Raised:
     """The cell or the function raised. ``rendered`` are the coloured lines that a notebook shows.
 
     ``line`` is the innermost line of the running cell in the traceback (1-based, as the user sees it), None for a
-    plain function.
+    plain function. ``collectives`` is what the rank's recorder has, if it was raised in a collective.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class Raised:
     rendered: tuple[str, ...]
     line: int | None
     offset: int
+    collectives: Collectives | None = None
 
     @property
     def by_quit(self) -> bool:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from nbspawn._payload import packing
 from nbspawn._protocol.messages import Leaving, Raised, Returned
-from nbspawn._rank import stdio
+from nbspawn._rank import recorder, stdio
 
 Outcome = Returned | Raised | Leaving
 
@@ -57,7 +57,8 @@ def failed(
     rendered = rendered and tuple(_bounded([*rendered, *variables]))
     line = _innermost_line(frames, cell) if cell is not None else None
     name, text = _cut(str.__str__(type(error).__name__), _NAME), "".join(lines)
-    return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset())
+    recorded = recorder.if_raised_in_collective(error)
+    return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset(), recorded)
 
 
 def _text(value: object) -> str:

@@ -7,9 +7,12 @@ send and recv are not recorded: for these the main thread's frame tells what it 
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -19,11 +22,14 @@ from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfe
 from nbspawn._protocol.frames import Frame
 from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective, is_library
 
+_log = logging.getLogger(__name__)
+
 _CALLS = 64  # of one group, the last ones
 _GROUPS = 32
 _FRAMES = 4  # of the user's code: the outermost, and the innermost others
 _TENSORS = 3
 _ACCESS = ("_dump_fr_trace", "_dump_nccl_trace")  # of gloo, and of NCCL in a build for CUDA
+_DISTRIBUTED = os.path.join("torch", "distributed", "")
 
 _DTYPES = {
     "Byte": "uint8",
@@ -49,11 +55,35 @@ _NAMES = {
 
 def report() -> Collectives | None:
     """This rank's process groups and its last collectives in each; None if it is in no group."""
+    return _reported(_entries())
+
+
+def if_raised_in_collective(error: BaseException) -> Collectives | None:
+    """The report, if this error comes from torch.distributed; None for another error."""
+    raised = error.__traceback__
+    if raised is None or not any(_may_raise(frame) for frame, _ in traceback.walk_tb(raised)):
+        return None
+    try:
+        entries = _entries()
+        lines = {(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised)}
+        if entries and any(frame[:2] in lines for frame in _users(_frames(entries[-1]))[-1:]):
+            entries[-1]["retired"] = False  # it has ended, but not well
+        return _reported(entries)
+    except Exception:
+        _log.exception("the recorder cannot be read")
+        return None
+
+
+def _may_raise(frame: FrameType) -> bool:
+    """Is it torch.distributed's? DistributedDataParallel's collectives have no frame of their own."""
+    return _DISTRIBUTED in frame.f_code.co_filename or frame.f_code.co_name == "backward"
+
+
+def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     world = dist.distributed_c10d._world
-    entries = _entries()
     groups = []
     for group, name in list(world.pg_names.items())[:_GROUPS]:
         ranks = sorted(members := world.pg_group_ranks[group], key=members.__getitem__)
@@ -64,8 +94,9 @@ def report() -> Collectives | None:
 
 def _entries() -> list[dict[str, Any]]:
     """All that is recorded, in the order of the calls; nothing where torch has no recorder."""
-    import torch
-
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return []
     found = []
     for name in _ACCESS:
         if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
@@ -101,21 +132,25 @@ def _calls_of(name: str, group: Any, entries: Sequence[Mapping[str, Any]]) -> li
 
 def _call(entry: Mapping[str, Any]) -> Call:
     operation = entry["profiling_name"]
-    calls = [(frame["name"], frame["filename"]) for frame in entry.get("frames", ())]
     recorded = operation.rpartition(":")[2]
     name = _NAMES.get(recorded, recorded)
-    for called, file in calls:
-        if called in COLLECTIVES and file.endswith("distributed_c10d.py"):
-            name = called  # the outermost of torch's own: all_gather_object, not the all_gather that it calls
+    for frame in _frames(entry):
+        if frame.name in COLLECTIVES and frame.file.endswith("distributed_c10d.py"):
+            name = frame.name  # the outermost of torch's own: all_gather_object, not the all_gather that it calls
     return Call(
         entry["collective_seq_id"],
         name,
         operation,
         _tensors(entry["input_sizes"], entry["input_dtypes"]),
         _tensors(entry["output_sizes"], entry["output_dtypes"]),
-        _users(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())),
+        _users(_frames(entry)),
         not entry["retired"] and entry["state"] != "completed",
     )
+
+
+def _frames(entry: Mapping[str, Any]) -> Iterator[Frame]:
+    """Innermost first."""
+    return (Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
 
 
 def _tensors(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[str, ...]:

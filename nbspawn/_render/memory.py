@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from nbspawn._protocol.memory import Held, Memory
 from nbspawn._render.html import BOX, FOLD, QUIET
+from nbspawn._render.report import Report
 from nbspawn._render.text import LABEL_WIDTH, clip, size
 from nbspawn._state.wording import few_ranges, name_ranks
 
@@ -20,6 +21,7 @@ _NAME = 20  # columns of a variable's name
 _WIDTH = 120  # columns of a description
 _FAR, _FAR_BYTES = 1.5, 10_000_000  # so much more than usual is no chance
 
+_TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0"
 _CELL = "border:0;padding:0 14px 0 0;white-space:nowrap"
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre"
 
@@ -72,9 +74,14 @@ def rows(reports: Reports) -> list[Row]:
     return [row for row in found if any(row.sizes)]
 
 
-def text(title: str, reports: Reports, notes: Sequence[str] = ()) -> str:
-    """The table, what stands out, and what each row is. ``notes`` are further sentences."""
-    drawn = rows(reports)
+def report(title: str, reports: Reports, states: Sequence[str]) -> Report:
+    """A table, what stands out, and what each row is. ``states`` are those of all ranks, with or without a report."""
+    drawn = rows(reports) if reports else []
+    said = [*_sentences(drawn, reports), *_without(reports, states)]
+    return Report(_text(title, drawn, reports, said), _html(title, drawn, reports, said))
+
+
+def _text(title: str, drawn: Sequence[Row], reports: Reports, said: Sequence[str]) -> str:
     columns = _columns(drawn, list(reports))
     cells = [["rank", *(label for label, _ in columns)]]
     for row in drawn:
@@ -85,13 +92,12 @@ def text(title: str, reports: Reports, notes: Sequence[str] = ()) -> str:
         for name, *amounts in cells
     ]
     described = [clip(f"{row.name}: {row.what}", _WIDTH) for row in drawn if row.kind == "variable"]
-    summary = ["", *_summaries(reports)[0]] if any(one.devices for one in reports.values()) else []
-    return "\n".join([title, *lines, *_sentences(drawn, reports), *notes, "", *described, *summary])
+    summary = [line for summary in _summaries(reports)[:1] for line in ("", *summary)]
+    return "\n".join([title, *(lines if drawn else []), *said, *(["", *described] if described else []), *summary])
 
 
-def html(title: str, reports: Reports, notes: Sequence[str] = ()) -> str:
-    """The same, what stands out in bold; reads without styles."""
-    drawn = rows(reports)
+def _html(title: str, drawn: Sequence[Row], reports: Reports, said: Sequence[str]) -> str:
+    """What stands out is bold; reads without styles."""
     columns = _columns(drawn, list(reports))
     heads = [("rank", "left"), *((label, "right") for label, _ in columns), ("", "left")]
     lines = ["".join(_cell("th", head, side, f";color:{QUIET};font-weight:normal") for head, side in heads)]
@@ -102,15 +108,15 @@ def html(title: str, reports: Reports, notes: Sequence[str] = ()) -> str:
             + _cell("td", escape(clip(row.what, _WIDTH)), "left", f";color:{QUIET};white-space:normal")
         )
     table = "".join(f'<tr style="background:none;height:20px">{line}</tr>' for line in lines)
-    sentences = "".join(f"<div>{escape(one)}</div>" for one in (*_sentences(drawn, reports), *notes))
+    sentences = "".join(f"<div>{escape(one)}</div>" for one in said)
     folds = "".join(
-        f'<details><summary style="{FOLD}">{escape(head)}</summary><pre style="{_PRE}">{escape(said)}</pre></details>'
-        for head, said in _summaries(reports)
+        f'<details><summary style="{FOLD}">{escape(head)}</summary><pre style="{_PRE}">{escape(text)}</pre></details>'
+        for head, text in _summaries(reports)
     )
     return (
         f'<div style="{BOX};overflow-x:auto;margin:2px 0 6px 0"><div><b>{escape(title)}</b></div>'
-        f'<table style="border:0;border-collapse:collapse;font-size:inherit;margin:2px 0">{table}</table>'
-        f"{sentences}{folds}</div>"
+        + (f'<table style="{_TABLE}">{table}</table>' if drawn else "")
+        + f"{sentences}{folds}</div>"
     )
 
 
@@ -161,6 +167,18 @@ def _sentences(drawn: Sequence[Row], reports: Reports) -> list[str]:
             found.append(f"{name_ranks(far)} {has} {most}{_amount(max(row.sizes))} in {row.name}, others have {usual}.")
     if partial := [rank for rank, report in reports.items() if report.partial]:
         found.append(f"{name_ranks(partial)}: not all objects were looked at, there are too many.")
+    return found
+
+
+def _without(reports: Reports, states: Sequence[str]) -> list[str]:
+    """Why ranks have no report."""
+    idle = [rank for rank, state in enumerate(states) if rank not in reports and state == "idle"]
+    silent = [rank for rank, state in enumerate(states) if rank not in reports and state != "idle"]
+    found = []
+    if idle:
+        found.append(f"{name_ranks(idle)}: idle while others work; ask again when these have finished.")
+    if silent:
+        found.append(f"{name_ranks(silent)}: no answer; ended, stopped, or in native code that holds Python's lock.")
     return found
 
 

@@ -8,6 +8,7 @@ from html import escape
 
 from nbspawn._protocol.frames import Frame, Stack, Threads
 from nbspawn._render.html import BOX, FOLD, QUIET
+from nbspawn._render.report import Report
 from nbspawn._render.text import clip, duration
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
@@ -19,6 +20,11 @@ _MOST_GROUPS = 12
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
 
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
+
+
+def report(title: str, stacks: Mapping[int, Stack], snapshot: Snapshot, open_: bool = True) -> Report:
+    """The stacks under ``title``; in HTML a fold, ``open_`` from the start or not."""
+    return Report("\n".join([title, *text(stacks, snapshot)]), html(title, stacks, snapshot, open_))
 
 
 def text(stacks: Mapping[int, Stack], snapshot: Snapshot) -> list[str]:

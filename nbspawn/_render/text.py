@@ -14,7 +14,8 @@ from nbspawn._render.lines import strip_ansi
 from nbspawn._state import history
 from nbspawn._state.run import FINAL, RankStatus, Run, State
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.stall import silent, stall
+from nbspawn._state.stall import stall
+from nbspawn._state.whereabouts import silent
 from nbspawn._state.wording import few_ranges, name_ranks
 
 # More ranks than this share rows; and no table has more rows.

@@ -11,11 +11,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import InputReply
 from nbspawn._render import text
 from nbspawn._results import Results
@@ -140,7 +139,7 @@ class BackgroundRun:
     def __init__(
         self, supervisor: Supervisor, view: BackgroundView, flag: InterruptFlag, finish: Callable[[], Results[Any]]
     ) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._shown = view
         self._flag = flag
         self._finish = finish
@@ -284,10 +283,6 @@ class BackgroundRun:
         """The current state of the run."""
         return self._shown.view.run
 
-    def look(self) -> Mapping[int, Stack]:
-        """The stacks of the ranks."""
-        return self._supervisor.look()
-
     def status(self) -> str:
         """The table of the ranks.
 
@@ -308,8 +303,8 @@ class BackgroundRun:
 
         def over() -> bool:
             nonlocal asked
-            asked = asked or self._supervisor.asking
-            return self.done() or (asked and not self._supervisor.asking)
+            asked = asked or self.supervisor.asking
+            return self.done() or (asked and not self.supervisor.asking)
 
         self._shown.attachment.attach(over)
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,6 @@ from nbspawn._engine.devices import resolve
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._protocol.frames import Stack
 from nbspawn._rank import namespace, questions
 from nbspawn._results import Results
 from nbspawn._session import views
@@ -93,8 +92,8 @@ class Pool:
     @property
     def current(self) -> Run | None:
         """The state of the command that runs; None if the ranks are idle."""
-        command = self._command
-        return None if command is None else command.supervisor.run
+        supervisor = self.supervisor
+        return None if supervisor is None else supervisor.run
 
     @property
     def over(self) -> bool:
@@ -174,18 +173,21 @@ class Pool:
         if self._ranks is None:
             self.run(FunctionJob(namespace.nothing), CommandOptions(view=views.StreamView()))
 
-    def look(self) -> tuple[Mapping[int, Stack], Run] | None:
-        """The stacks of the ranks, and the state of the command that runs; None if they are idle."""
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """Of the command that runs; None if the ranks are idle."""
         command = self._command
-        return None if command is None else (command.supervisor.look(), command.supervisor.run)
+        return None if command is None else command.supervisor
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer (_rank/questions.py), by rank. While a command runs, only its ranks are asked, and
-        those in native code that holds Python's lock do not answer."""
+        """What the ranks answer (_rank/questions.py), by rank. While a command runs, only its ranks are asked. Not all
+        need to have an answer."""
         if self._command is not None:
-            return self._started().engine.ask(question)
-        results = self.run(FunctionJob(questions.answer, (question,)), CommandOptions(view=views.StreamView()))
-        return dict(zip(results.ranks, results, strict=True))
+            answers = self._started().engine.ask(question)
+        else:
+            results = self.run(FunctionJob(questions.answer, (question,)), CommandOptions(view=views.StreamView()))
+            answers = dict(zip(results.ranks, results, strict=True))
+        return {rank: answer for rank, answer in sorted(answers.items()) if answer is not None}
 
     def interrupt(self) -> bool:
         """Stop the command that runs, as Stop does. False if the ranks are idle."""

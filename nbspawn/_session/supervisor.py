@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from nbspawn._engine.base import Engine
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.messages import DisplayData, Event, InputRequest, Printed, Raised
-from nbspawn._render import stacks, timeline, tracebacks
+from nbspawn._render import collectives, stacks, timeline, tracebacks
+from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
 from nbspawn._session import standstill, views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
+from nbspawn._session.recorded import RecordedCollectives
 from nbspawn._session.standstill import Standstill
 from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
 from nbspawn._state.line_profile import Profile
@@ -29,6 +30,8 @@ from nbspawn.errors import RunTimeoutError, interrupted, rank_error, root_cause_
 _log = logging.getLogger(__name__)
 
 _FETCHED = 4  # logs of ranks on other machines, of those that failed first
+REPORTS = ("stacks", "collectives")
+"""Where the ranks stand, and which collectives they have called."""
 _TICK = 0.5  # seconds: how late a click can be noticed
 
 
@@ -51,6 +54,7 @@ class Supervisor:
         self._prompts = PromptQueue()
         self._breaks = BreakRequests()
         self._standstill = Standstill(clock())
+        self._recorded = RecordedCollectives(engine)
         self._stacks_at_end: list[str] = []
         self._profile: Profile
         self.cut = True
@@ -67,9 +71,20 @@ class Supervisor:
         """The state that was shown last."""
         return self._view.run
 
-    def look(self) -> Mapping[int, Stack]:
-        """The stacks of the ranks."""
-        return self._engine.look(deep=True)
+    def report(self, what: str) -> Report:
+        """One of ``REPORTS``, about this moment."""
+        return self._stacks() if what == "stacks" else self._collectives()
+
+    def _stacks(self, note: str = "", open_: bool = True) -> Report:
+        found, seen = self._engine.look(deep=True), views.snapshot(self.run, self._clock())
+        return stacks.report(f"Where the ranks stand after {self._passed()}{note}", found, seen, open_)
+
+    def _collectives(self) -> Report:
+        reports, seen = self._recorded.asked(), views.snapshot(self.run, self._clock())
+        return collectives.report(f"Collectives after {self._passed()}", reports, seen)
+
+    def _passed(self) -> str:
+        return duration(self._clock() - self.run.started)
 
     def open(self, run: Run) -> None:
         """Show that it has begun. Called in the cell's thread: only there do displays come under the cell."""
@@ -107,7 +122,7 @@ class Supervisor:
             at_most = views.BUFFER_TIME if buffered or self.asking else _TICK
             self._handle_actions(run)
             self._break_in(run)
-            self._watch_standstill(run)
+            run = self._watch_standstill(run)
             run = self._stop_if_due(run)
             request = self._due_prompt(run)
             if request is not None:
@@ -132,6 +147,7 @@ class Supervisor:
             self._prompts.fold(event, now)
             self._breaks.fold(event)
             self._policy.fold(event)
+            self._recorded.fold(event)
             if isinstance(event, Raised) and event.by_quit:
                 self._interrupts.press()
         self._profile.add(events, now)
@@ -143,8 +159,8 @@ class Supervisor:
         for action in self._view.actions():
             if action.what == "stop":
                 self._interrupts.press()
-            elif action.what == "stacks":
-                self._show_stacks(run, "", fold=False)
+            elif action.what in REPORTS:
+                self._view.show_report(self.report(action.what))
             elif not self._engine.stopping:
                 self._breaks.add(action.ranks)
 
@@ -181,19 +197,16 @@ class Supervisor:
 
     # ------------------------------------------------------------ standing still
 
-    def _watch_standstill(self, run: Run) -> None:
-        now = self._clock()
+    def _watch_standstill(self, run: Run) -> Run:
+        now, at_rest = self._clock(), self._engine.stopping or self.asking
+        run = self._recorded.watched(run, now, at_rest)
 
         def stalled() -> bool:
-            return not (self._engine.stopping or self.asking) and stall(views.snapshot(run, now)) != ""
+            return not at_rest and stall(views.snapshot(run, now)) != ""
 
         if self._standstill.long(now, stalled):
-            self._show_stacks(run, f", no progress for {standstill.LONG:.0f} s", fold=True)
-
-    def _show_stacks(self, run: Run, note: str, fold: bool) -> None:
-        found = self.look()
-        passed = duration(self._clock() - run.started)
-        self._view.show_stacks(f"Where the ranks stand after {passed}{note}", found, fold)
+            self._view.show_report(self._stacks(f", no progress for {standstill.LONG:.0f} s", open_=False))
+        return run
 
     # ------------------------------------------------------------ the end
 
@@ -207,9 +220,12 @@ class Supervisor:
         decision = self._policy.decide(now, self._interrupts.count, self._failed, self.asking, stopping)
         if decision is None:
             return run
+        if not stopping:
+            self._recorded.note_end(run, now)
         self._carry_out(decision, run)
-        if self._engine.stopping and not stopping and (why := stall(views.snapshot(run, now))):
-            return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
+        if self._engine.stopping and not stopping and not self._recorded.sentences:
+            if why := stall(views.snapshot(run, now)):
+                return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
         return run
 
     def _carry_out(self, decision: Decision, run: Run) -> None:
@@ -232,10 +248,10 @@ class Supervisor:
         engine = self._engine
         logs = f"Full logs: {run.log_dir}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
-            raise interrupted([*engine.stacks(run.names), *self._stacks_at_end])
+            raise interrupted([*self._recorded.sentences, *engine.stacks(run.names), *self._stacks_at_end])
         if self._policy.timed_out:
             head = f"the timeout of {self._options.timeout:g} s is over."
-            raise RunTimeoutError("\n".join([head, *self._stacks_at_end, logs]))
+            raise RunTimeoutError("\n".join([head, *self._recorded.sentences, *self._stacks_at_end, logs]))
         if engine.failures:
             failures = root_cause_first(engine.failures)
             fetched = [
@@ -247,7 +263,8 @@ class Supervisor:
                 for one in failures[:_FETCHED]
             ]
             found = [*fetched, *failures[_FETCHED:]]
-            raise rank_error(found, len(run.ranks), [*engine.stacks(run.names, "stopped"), logs])
+            context = [*self._recorded.sentences, *engine.stacks(run.names, "stopped"), logs]
+            raise rank_error(found, len(run.ranks), context)
         results = engine.results()
         results.set_timeline(partial(timeline.records, self._profile.timeline, views.snapshot(run)))
         return results

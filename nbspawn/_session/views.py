@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from nbspawn._protocol.frames import Frame, Stack
+from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, InputReply, Printed
-from nbspawn._render import stacks
+from nbspawn._render.report import Report
 from nbspawn._render.stream import MergedStream
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
@@ -27,8 +27,8 @@ STEP_BUFFER_TIME = 1.0  # seconds, while ranks step together in the debugger: th
 
 
 class Action(NamedTuple):
-    """A request of the user: ``what`` is 'stop', 'stacks' (show where the ranks are) or 'debug' (stop ``ranks`` in the
-    debugger)."""
+    """A request of the user: ``what`` is 'stop', 'stacks' (show where the ranks are), 'collectives' (which they have
+    called) or 'debug' (stop ``ranks`` in the debugger)."""
 
     what: str
     ranks: tuple[int, ...] = ()
@@ -61,8 +61,8 @@ class View(Protocol):
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """Show a rank's prompt and wait for the user's answer; None if the user has left without one."""
 
-    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """Show stacks, permanently, below what the ranks have printed. ``fold``: collapsed, where that is possible."""
+    def show_report(self, report: Report) -> None:
+        """Show it, permanently, below what the ranks have printed."""
 
     def close(self, run: Run) -> bool:
         """The last call: show the final state. True if the notebook shows less than the ranks' whole output."""
@@ -257,9 +257,9 @@ class StreamView:
         self._lines.flush()
         return self._prompter.ask(prompt, password)
 
-    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        """Write the stacks as text."""
-        self.notify("\n".join([title, *stacks.text(found, snapshot(self.run))]))
+    def show_report(self, report: Report) -> None:
+        """Write its text."""
+        self.notify(report.text)
 
     def close(self, run: Run) -> bool:
         """Flush unfinished lines."""

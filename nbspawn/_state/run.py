@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
@@ -62,6 +63,13 @@ FINAL: frozenset[State] = frozenset({"done", "failed", "killed", "interrupted", 
 _LINE_LIMIT = 1000
 
 
+def spot(frames: Sequence[Frame], cell: str | None) -> Frame | None:
+    """The frame whose line is worth showing, of the user's (outermost first): that of the running ``cell`` if it is one
+    of them (a function of another cell counts to the line that called it), else the innermost."""
+    in_cell = [frame for frame in frames if frame.file == cell]
+    return in_cell[-1] if in_cell else frames[-1] if frames else None
+
+
 @dataclass(frozen=True)
 class RankStatus:
     """One rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it lives).
@@ -103,11 +111,8 @@ class RankStatus:
     moments: Moments = Moments()
 
     def spot(self, cell: str | None) -> Frame | None:
-        """The line that is worth showing: of the running ``cell`` if the rank is in it (a function of another cell
-        counts to the line that called it), else the innermost of the user's code."""
-        frames = self.position.frames
-        in_cell = [frame for frame in frames if frame.file == cell]
-        return in_cell[-1] if in_cell else frames[-1] if frames else None
+        """The line that is worth showing, of those where it was last seen."""
+        return spot(self.position.frames, cell)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Run:
     calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
     been there before it (not ``newly_started``). ``banner`` is to stand above all. ``packed`` is when all was
     there that the ranks need to start. ``hosts`` are the names of the ranks' machines, and ``logs`` their logs, if
-    there are several."""
+    there are several. ``collectives`` are what ranks have told of theirs, while they stand still."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -135,6 +140,7 @@ class Run:
     packed: float = 0.0
     hosts: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
+    collectives: Mapping[int, Collectives] = field(default_factory=dict)
 
     @staticmethod
     def new(

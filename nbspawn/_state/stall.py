@@ -9,32 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbspawn._state.run import FINAL, RankStatus, Run
+from nbspawn._state.collectives import findings
+from nbspawn._state.run import RankStatus
 from nbspawn._state.snapshot import Snapshot
+from nbspawn._state.whereabouts import Doing, doing, line_of
 from nbspawn._state.wording import name_ranks, on_host
 
 PATIENCE = 5.0  # seconds
 _LONGER = 2.0  # times the longest wait that this run has seen end
-SILENCE = 3.0  # seconds without a sign of life that are worth showing; a rank gives two a second
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
 _GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (_rank/sampler.py)
 
 
-def stall(snapshot: Snapshot) -> str:
-    """The sentence, or '' if there is nothing to say."""
-    run, now = snapshot.run, snapshot.now
+def overdue(snapshot: Snapshot) -> bool:
+    """Do ranks wait for others for longer than is normal?"""
+    run = snapshot.run
     if any(
         rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input", "debugging")
         for rank in run.ranks
     ):
-        return ""  # the run is ending, or waits for the user
+        return False  # the run is ending, or waits for the user
+    longest = max((snapshot.now - rank.called for rank in run.ranks if rank.state == "waiting"), default=0.0)
+    return longest >= max([PATIENCE, *(_LONGER * rank.longest_wait for rank in run.ranks)])
+
+
+def stall(snapshot: Snapshot) -> str:
+    """What is wrong, or '' if there is nothing to say: exactly where torch's recorder has been asked, and tells."""
+    if not overdue(snapshot):
+        return ""
+    run = snapshot.run
     waiting = [rank for rank in run.ranks if rank.state == "waiting"]
     others = [rank for rank in run.ranks if rank.state != "waiting"]
-    patience = max([PATIENCE, *(_LONGER * rank.longest_wait for rank in run.ranks)])
-    longest = max((now - rank.called for rank in waiting), default=0.0)
-    if longest < patience:
-        return ""
+    if exact := findings(snapshot, run.collectives):
+        seconds = max(snapshot.now - rank.called for rank in waiting)
+        have = "has" if len(waiting) == 1 else "have"
+        return " ".join([f"{name_ranks(rank.rank for rank in waiting)} {have} waited {seconds:.0f} s.", *exact])
     if others:
         return " ".join([_waiting(snapshot, waiting), *_elsewhere(snapshot, others)])
     calls = {rank.position.call for rank in waiting}
@@ -42,24 +52,17 @@ def stall(snapshot: Snapshot) -> str:
         len(calls) > 1
         and not calls <= _BETWEEN_TWO
         and not calls & _GUESSED
-        and min(now - rank.called for rank in waiting) >= PATIENCE
+        and min(snapshot.now - rank.called for rank in waiting) >= PATIENCE
     ):
         where = _waiting(snapshot, waiting)
         return f"The ranks have diverged. {where} All ranks have to make the same calls in the same order."
     return ""
 
 
-def silent(rank: RankStatus, now: float) -> float:
-    """Seconds since the rank's last sign of life, if it should have given one; else 0."""
-    if rank.alive is None or rank.state in FINAL:
-        return 0.0
-    return now - rank.alive if now - rank.alive >= SILENCE else 0.0
-
-
 def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> str:
     groups: dict[tuple[str, str], list[RankStatus]] = {}
     for rank in waiting:
-        groups.setdefault((rank.position.call, _line(snapshot.run, rank)), []).append(rank)
+        groups.setdefault((rank.position.call, line_of(snapshot.run, rank.position.frames)), []).append(rank)
     sentences = []
     for (call, line), ranks in groups.items():
         have = "has" if len(ranks) == 1 else "have"
@@ -70,30 +73,11 @@ def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> str:
 
 
 def _elsewhere(snapshot: Snapshot, others: Sequence[RankStatus]) -> list[str]:
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[Doing, list[int]] = {}
     for rank in others:
-        groups.setdefault(_doing(snapshot, rank), []).append(rank.rank)
-    plural = {"is": "are", "has": "have"}
+        groups.setdefault(doing(snapshot, rank), []).append(rank.rank)
     sentences = []
-    for (verb, rest), ranks in groups.items():
+    for what, ranks in groups.items():
         who = name_ranks(ranks) + on_host(map(snapshot.run.host, ranks))
-        sentences.append(f"{who} {verb if len(ranks) == 1 else plural[verb]} {rest}.")
+        sentences.append(f"{who} {what.of(len(ranks))}.")
     return sentences
-
-
-def _doing(snapshot: Snapshot, rank: RankStatus) -> tuple[str, str]:
-    if rank.state == "done":
-        return "has", "returned"
-    if rank.state == "starting":
-        return "is", "starting"
-    spot, line = rank.spot(snapshot.run.cell), _line(snapshot.run, rank)
-    text = snapshot.text(spot) if spot is not None else ""
-    where = f"{line}: {text}" if text else line
-    if quiet := silent(rank, snapshot.now):
-        return "has", f"given no sign of life for {quiet:.0f} s" + (f", last seen at {where}" if where else "")
-    return "is", f"at {where}" if where else "not in the cell's code"
-
-
-def _line(run: Run, rank: RankStatus) -> str:
-    spot = rank.spot(run.cell)
-    return f"line {spot.line}" if spot is not None else ""

@@ -161,7 +161,12 @@ def test_stopped_rank_blocks_neither_poll_nor_join(tmp_path: Path) -> None:
     assert until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
     os.kill(context.pids()[1], signal.SIGSTOP)
     assert until(lambda: psutil.Process(context.pids()[1]).status() == psutil.STATUS_STOPPED)
-    for call in (lambda: context.poll(0.1), lambda: context.join(timeout=0.1), context.interrupt, lambda: context.stacks({})):
+    for call in (
+        lambda: context.poll(0.1),
+        lambda: context.join(timeout=0.1),
+        context.interrupt,
+        lambda: context.stacks({}),
+    ):
         started = time.monotonic()
         call()
         assert time.monotonic() - started < 0.5

@@ -25,7 +25,7 @@ from nbspawn._session.views import StreamView
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import RankStatus, Run
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.stall import silent
+from nbspawn._state.whereabouts import silent
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 light_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -109,7 +109,7 @@ def test_busy_ranks(leaky: Kernel, ranks: str) -> None:
     busy = ["0", "2"] if ranks else ["0", "1", "2"]
     assert table["rank"] == busy and table["model"] == ["8 MB"] * len(busy)
     assert "Rank 2 has 32 MB in history, others have none." in text
-    assert ("Rank 1: idle while others work; asked when these have finished." in text) == bool(ranks)
+    assert ("Rank 1: idle while others work; ask again when these have finished." in text) == bool(ranks)
     assert int(table["tensors"][0].split()[0]) >= 8 + 8 + 8 + 4 + 30
     open(flag, "w").close()
     ok(leaky.execute("%ranks wait"))
@@ -124,7 +124,7 @@ def test_a_rank_that_does_not_answer(leaky: Kernel) -> None:
     ok(running.wait())
     running.see(lambda: str(running.reply.saved).count("begins") >= 1, "the cell runs")
     _, text = shown(leaky.execute("%ranks memory"))
-    assert "Rank 1: no answer; native code that holds Python's lock, or a stopped process." in text
+    assert "Rank 1: no answer; ended, stopped, or in native code that holds Python's lock." in text
     assert "Rank 2 has 32 MB in history, others have none." in text
 
 

@@ -27,6 +27,8 @@ class FakeEngine:
         self.failures: list[Failure] = []
         self.did: list[tuple[float, object]] = []
         """What was asked of the engine, and when: ``stop_at``'s arguments, the name of another method, a command."""
+        self.answers: dict[int, object] = {}
+        """What the ranks answer if they are asked for their collectives."""
         self._script = list(script)
         self._plan: list[tuple[float, Event]] = []
         self._obey = obey
@@ -75,6 +77,9 @@ class FakeEngine:
     def look(self, deep: bool) -> dict[int, Stack]:
         self.did.append((self.now, f"look, {deep=}"))
         return {rank: Stack((Frame("train.py", 7, "train"),)) for rank in range(self.nprocs) if rank not in self._ended}
+
+    def ask(self, question: str) -> dict[int, object]:
+        return {rank: answer for rank, answer in self.answers.items() if rank not in self._ended}
 
     def break_into(self, rank: int) -> None:
         self.did.append((self.now, f"break into {rank}"))

@@ -21,6 +21,14 @@ def report(resident: int, *variables: Held, elsewhere: Held = NOTHING, others: i
     return made._replace(**more)  # type: ignore[arg-type]
 
 
+def text(reports: dict[int, Memory], title: str = "Memory") -> str:
+    return memory.report(title, reports, ["idle"] * len(reports)).text
+
+
+def html(reports: dict[int, Memory], title: str = "Memory") -> str:
+    return memory.report(title, reports, ["idle"] * len(reports)).html
+
+
 MODEL = Held("model", 40 * MB, "8 tensors, largest .0.weight float32[1000, 1000]")
 OPTIMIZER = Held("optimizer", 80 * MB, "12 tensors, largest .state[…]['exp_avg'] float32[1000, 1000]")
 LEAK = Held("history", 1500 * MB, "1,204 tensors float32[1000, 312] in a list")
@@ -33,7 +41,7 @@ FOUR = {
 
 
 def test_the_text_of_four_ranks() -> None:
-    assert memory.text("Memory of 4 ranks", FOUR, ["Rank 9: idle."]).splitlines() == [
+    assert memory.report("Memory of 4 ranks", FOUR, ["idle"] * 4 + ["running"]).text.splitlines() == [
         "Memory of 4 ranks",
         "rank                0       1       2       3",
         "process        412 MB  409 MB  1.9 GB  410 MB",
@@ -45,7 +53,7 @@ def test_the_text_of_four_ranks() -> None:
         "model           40 MB   40 MB   40 MB   40 MB",
         "(no variable)       -       -       -   900 B",
         "Rank 2 has 1.5 GB in history, others have none.",
-        "Rank 9: idle.",
+        "Rank 4: no answer; ended, stopped, or in native code that holds Python's lock.",
         "",
         "history: rank 2: 1,204 tensors float32[1000, 312] in a list",
         "optimizer: 12 tensors, largest .state[…]['exp_avg'] float32[1000, 1000]",
@@ -55,56 +63,56 @@ def test_the_text_of_four_ranks() -> None:
 
 
 def test_what_stands_out_is_bold() -> None:
-    drawn = memory.html("Memory of 4 ranks", FOUR)
+    drawn = html(FOUR, "Memory of 4 ranks")
     assert re.findall(r"<b>(.*?)</b>", drawn) == ["Memory of 4 ranks", "1.9 GB", "1.9 GB", "1.6 GB", "1.5 GB"]
     assert "Rank 2 has 1.5 GB in history, others have none." in drawn
 
 
 def test_two_ranks_and_small_differences() -> None:
     two = {0: report(400, Held("data", 95 * MB, "")), 1: report(400, Held("data", 100 * MB, ""))}
-    assert "others" not in memory.text("", two)
+    assert "others" not in text(two)
     two[1] = report(600, Held("data", 300 * MB, ""))
-    assert "Rank 1 has 300 MB in data, others have 95 MB." in memory.text("", two)
+    assert "Rank 1 has 300 MB in data, others have 95 MB." in text(two)
     small = {0: report(400, Held("data", 1 * MB, "")), 1: report(400, Held("data", 9 * MB, ""))}
-    assert "<b>9" not in memory.html("", small)
+    assert "<b>9" not in html(small)
 
 
 def test_ranks_that_are_alike_share_a_column() -> None:
     many = {rank: report(400 + rank % 3, MODEL) for rank in range(64)}
     many[3] = report(2000, MODEL, LEAK)
-    lines = memory.text("Memory of 64 ranks", many).splitlines()
+    lines = text(many, "Memory of 64 ranks").splitlines()
     assert re.split(r"  +", lines[1]) == ["rank", "0-2,4-63", "3"]
     assert re.split(r"  +", lines[2]) == ["process", "401 MB", "2.0 GB"]
     for rank in range(10, 60, 5):
         many[rank] = report(400, Held(f"v{rank}", 100 * MB, ""))
-    lines = memory.text("", many).splitlines()
+    lines = text(many).splitlines()
     assert len(re.split(r"  +", lines[1])) <= 1 + 6 and max(map(len, lines)) <= 120
     assert "-100 MB" in "\n".join(lines), "ranks that are not alike share what is left"
 
 
 def test_ranks_that_have_less_are_not_alike() -> None:
     many = {rank: report(400, *([MODEL] if rank != 5 else [])) for rank in range(8)}
-    lines = memory.text("", many).splitlines()
+    lines = text(many).splitlines()
     assert re.split(r"  +", lines[1]) == ["rank", "0-4,6-7", "5"] and "others have" not in "\n".join(lines)
 
 
 def test_variables_are_bounded() -> None:
     variables = [Held(f"{'x' * 30}{number}", number * MB, "w" * 300) for number in range(100)]
-    drawn = memory.text("", {0: report(500, *variables, others=7)})
+    drawn = text({0: report(500, *variables, others=7)})
     lines = drawn.splitlines()
     assert len(lines) < 45 and max(map(len, lines)) <= 120
     assert f"others                {sum(range(88)) / 1000 + 0.007:.1f} GB" in drawn
 
 
 def test_a_report_that_is_not_whole_says_so() -> None:
-    drawn = memory.text("", {0: report(500, MODEL), 1: report(500, MODEL, partial=True)})
+    drawn = text({0: report(500, MODEL), 1: report(500, MODEL, partial=True)})
     assert "Rank 1: not all objects were looked at, there are too many." in drawn
 
 
 def test_devices() -> None:
     device = DeviceMemory("cuda:0", 300 * MB, 500 * MB, 200 * MB, "|==== summary <b> ====|")
     gpu = {rank: report(900, MODEL, devices=(device,), pinned=5 * MB) for rank in range(12)}
-    drawn = memory.text("", gpu)
+    drawn = text(gpu)
     assert [line.split() for line in drawn.splitlines()[5:9]] == [
         ["on", "GPU", "300", "MB"],
         ["cached", "200", "MB"],
@@ -112,7 +120,7 @@ def test_devices() -> None:
         ["tensors", "40", "MB"],
     ]
     assert drawn.count("|==== summary") == 1 and "torch's allocator, rank 0, cuda:0" in drawn
-    assert memory.html("", gpu).count("|==== summary &lt;b&gt;") == 8
+    assert html(gpu).count("|==== summary &lt;b&gt;") == 8
 
 
 def cells(text: str) -> list[list[str]]:
@@ -123,8 +131,18 @@ def cells(text: str) -> list[list[str]]:
 
 def test_html_is_the_same_table_and_safe() -> None:
     odd = Held("<script>", 20 * MB, "<img> & 'quoted'")
-    drawn = memory.html("<Memory>", {0: report(500, odd), 1: report(500, odd)}, ["<note>"])
-    assert not re.search("<script>|<img>|<Memory>|<note>", drawn)
+    drawn = html({0: report(500, odd), 1: report(500, odd)}, "<Memory>")
+    assert not re.search("<script>|<img>|<Memory>", drawn)
     table = cells(drawn)
     assert {len(row) for row in table} == {4}
     assert table[0] == ["rank", "0", "1", ""] and table[-1] == ["<script>", "20 MB", "20 MB", "<img> & 'quoted'"]
+
+
+def test_ranks_without_a_report() -> None:
+    drawn = memory.report("Memory of 3 ranks", {}, ["idle", "running", "idle"])
+    assert drawn.text.splitlines() == [
+        "Memory of 3 ranks",
+        "Ranks 0 and 2: idle while others work; ask again when these have finished.",
+        "Rank 1: no answer; ended, stopped, or in native code that holds Python's lock.",
+    ]
+    assert "<table" not in drawn.html

@@ -21,7 +21,8 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.stall import PATIENCE, silent, stall
+from nbspawn._state.stall import PATIENCE, stall
+from nbspawn._state.whereabouts import silent
 
 CELL = ("%%spawn 4", "import time", "dist.all_reduce(x)", "time.sleep(50)", "dist.barrier()")
 

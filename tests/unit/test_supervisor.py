@@ -6,7 +6,7 @@ import inspect
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import nbspawn
 from nbspawn._engine.base import Engine
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._payload.packing import Value
-from nbspawn._protocol.frames import Frame, Position, Stack
+from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
     InputReply,
@@ -30,6 +30,7 @@ from nbspawn._protocol.messages import (
     Started,
     Stopped,
 )
+from nbspawn._render.report import Report
 from nbspawn._results import Results
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.supervisor import Supervisor
@@ -52,7 +53,7 @@ class FakeView:
         self.run = Run.new(0, "", "", "", 0.0)
         self.notices: list[str] = []
         self.prompts: list[str] = []
-        self.stacks: list[tuple[str, bool]] = []
+        self.reports: list[Report] = []
         self.pressed: deque[Action] = deque()
         self.closed = False
         self._answers = deque(answers)
@@ -74,8 +75,8 @@ class FakeView:
         self.prompts.append(prompt)
         return self._answers.popleft()()
 
-    def show_stacks(self, title: str, found: Mapping[int, Stack], fold: bool) -> None:
-        self.stacks.append((title, fold))
+    def show_report(self, report: Report) -> None:
+        self.reports.append(report)
 
     def close(self, run: Run) -> bool:
         self.run, self.closed = run, True
@@ -359,15 +360,16 @@ def test_the_stacks_of_ranks_that_stand_still_are_shown_once() -> None:
     play = Play()
     waits = Position((Frame("cell", 3, "<module>"),), "barrier", True)
     play.run((1.0, Sampled(0, 1.0, waits, 1.0, ())), returned(0, 100.0), returned(1, 100.0))
-    [(title, fold)] = play.view.stacks
-    assert title == "Where the ranks stand after 36.0 s, no progress for 30 s" and fold
+    [(text, html)] = play.view.reports
+    assert text.startswith("Where the ranks stand after 36.0 s, no progress for 30 s\n") and "<details>" in html
     assert play.did == [(36.0, DEEP)]
 
 
 def test_the_stacks_that_the_user_asks_for() -> None:
     play = Play()
     play.run((1.0, play.click("stacks")), returned(0, 2.0), returned(1, 2.0))
-    assert play.view.stacks == [("Where the ranks stand after 1.0 s", False)]
+    [(text, html)] = play.view.reports
+    assert text.startswith("Where the ranks stand after 1.0 s\n") and "<details open>" in html
 
 
 # ---------------------------------------------------------------- prompts

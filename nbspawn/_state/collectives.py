@@ -1,0 +1,266 @@
+"""What is wrong with the ranks' collectives, by what torch's flight recorder has of each: pure.
+
+    for sentence in findings(snapshot, reports): ...
+
+All ranks of a process group have to make the same calls in the same order. The recorder counts a group's calls, so
+those with the same number belong together, whatever the ranks call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nbspawn._protocol.collectives import Call, Collectives, Transfer
+from nbspawn._state.run import Run
+from nbspawn._state.snapshot import Snapshot
+from nbspawn._state.whereabouts import Doing, doing, line_of
+from nbspawn._state.wording import name_ranks
+
+Reports = Mapping[int, Collectives]
+"""By the run's rank; a rank that has not answered, or is in no group, is not in it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group: its ``members`` are ranks of the run in the order of the group, ``calls`` what each of those
+    that have answered has called, by the calls' numbers."""
+
+    label: str
+    members: tuple[int, ...]
+    calls: Mapping[int, Mapping[int, Call]]
+
+    def last(self, rank: int) -> int:
+        """The number of the rank's last call; 0 if it has made none."""
+        return max(self.calls[rank], default=0)
+
+    def at(self, number: int) -> dict[int, Call]:
+        """By rank, the calls with this number."""
+        return {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
+
+
+class Gap(NamedTuple):
+    """Ranks are in a call (``inside``) to which others have not come, as far as is known (``missing``)."""
+
+    group: Group
+    number: int
+    call: Call
+    inside: tuple[int, ...]
+    passed: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
+    """A sentence for each thing that is wrong; none if nothing is, as far as the recorder tells."""
+    found = []
+    gaps = []
+    for group in groups(reports):
+        if mismatch := _mismatch(snapshot.run, group):
+            found.append(mismatch)
+        elif gap := _gap(group):
+            gaps.append(gap)
+    crossed = _crossed(gaps)
+    if crossed is not None:
+        found.append(_crossing(snapshot.run, *crossed))
+        gaps = [gap for gap in gaps if gap not in crossed]
+    waits = _waits(snapshot.run, reports, gaps)
+    found += [_missing(snapshot, waits, gap) for gap in gaps]
+    said = {rank for gap in gaps for rank in gap.missing}
+    return [*found, *_transfers(snapshot, reports, waits, said)]
+
+
+def groups(reports: Reports) -> list[Group]:
+    """The groups of which any rank tells; the default group first."""
+    to_run = _to_run(reports)
+    calls: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Call]]] = {}
+    for rank, report in sorted(reports.items()):
+        for name, description, ranks, made in report.groups:
+            calls.setdefault((name, description, ranks), {})[rank] = {call.number: call for call in made}
+    return [
+        Group(_label(name, description, ranks), tuple(to_run.get(rank, rank) for rank in ranks), by_rank)
+        for (name, description, ranks), by_rank in calls.items()
+    ]
+
+
+def _label(name: str, description: str, ranks: Collection[int]) -> str:
+    if description == "default_pg":
+        return "the default group"
+    called = description if description not in ("", "undefined") else name
+    return f"group {called} ({_ranks(ranks)})"
+
+
+def alike(calls: Mapping[int, Call]) -> list[tuple[Call, list[int]]]:
+    """Calls that belong together, by what has to be the same in all ranks: each kind with its ranks."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    # all_gather may get tensors of different sizes, if all ranks have the same list to receive them in.
+    uneven = len({call.outputs for call in calls.values()}) == 1
+    for rank, call in calls.items():
+        kinds.setdefault(_signature(call, uneven), []).append(rank)
+    return [(calls[ranks[0]], ranks) for ranks in kinds.values()]
+
+
+def _signature(call: Call, uneven: bool) -> tuple[Any, ...]:
+    kind = call.operation.rpartition(":")[2]
+    tensors: tuple[str, ...] = call.inputs
+    if "all_to_all" in kind or "alltoall" in kind:  # each pair of ranks may exchange another number of elements
+        tensors = tuple(sorted({_dtype(tensor) for tensor in tensors}))
+    elif "scatter" in kind and "reduce" not in kind:  # only the source has an input
+        tensors = call.outputs
+    elif "gather" in kind and uneven:
+        tensors = tuple(sorted({_dtype(tensor) for tensor in tensors}))
+    return call.name, kind, tensors
+
+
+def _dtype(tensor: str) -> str:
+    return tensor.partition("[")[0]
+
+
+# ---------------------------------------------------------------- a mismatch
+
+
+def _mismatch(run: Run, group: Group) -> str:
+    for number in sorted({number for calls in group.calls.values() for number in calls}):
+        kinds = alike(group.at(number))
+        if len(kinds) > 1:
+            names = len({call.name for call, _ in kinds}) == 1
+            parts = []
+            for call, ranks in kinds:
+                verb = "calls" if len(ranks) == 1 else "call"
+                parts.append(f"{_ranks(ranks)} {verb} {described(run, call)}")
+            rule = "pass the same shape and dtype" if names else "make the same calls in the same order"
+            return f"Collective {number} of {group.label}: {', '.join(parts)}. All its ranks have to {rule}."
+    return ""
+
+
+# ---------------------------------------------------------------- ranks that have not come
+
+
+def _gap(group: Group) -> Gap | None:
+    """The first call that some ranks wait in for others."""
+    for number in sorted({number for calls in group.calls.values() for number, call in calls.items() if call.pending}):
+        at = group.at(number)
+        missing = tuple(rank for rank in group.members if rank not in group.calls or group.last(rank) < number)
+        if missing:
+            inside = tuple(rank for rank, call in at.items() if call.pending)
+            passed = tuple(rank for rank, call in at.items() if not call.pending)
+            return Gap(group, number, at[inside[0]], inside, passed, missing)
+    return None
+
+
+def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
+    number, group = gap.number, gap.group
+    inside = "is" if len(gap.inside) == 1 else "are"
+    parts = [f"{_ranks(gap.inside)} {inside} in it"]
+    if gap.passed:
+        parts.append(f"{_ranks(gap.passed)} {'has' if len(gap.passed) == 1 else 'have'} passed it")
+    groups: dict[tuple[str, Doing], list[int]] = {}
+    for rank in gap.missing:
+        what = waits.get(rank) or doing(snapshot, snapshot.run.ranks[rank])
+        groups.setdefault((_behind(group, rank), what), []).append(rank)
+    for (behind, what), ranks in groups.items():
+        have = "has" if len(ranks) == 1 else "have"
+        parts.append(f"{_ranks(ranks)} {behind and f'{have} {behind} and '}{what.of(len(ranks))}")
+    return f"Collective {number} of {group.label}, {described(snapshot.run, gap.call)}: {', '.join(parts)}."
+
+
+def _behind(group: Group, rank: int) -> str:
+    """'not come (last call: 16, broadcast)'; '' of one that has not answered: it may have passed the call."""
+    if rank not in group.calls:
+        return ""
+    number = group.last(rank)
+    return (
+        f"not come (last call: {number}, {group.calls[rank][number].name})" if number else "not come (no call so far)"
+    )
+
+
+def _waits(run: Run, reports: Reports, gaps: Sequence[Gap]) -> dict[int, Doing]:
+    """What ranks wait in, if that is known exactly."""
+    found: dict[int, Doing] = {}
+    for gap in gaps:
+        # Of several async calls a rank waits in the first one.
+        call = f"in collective {gap.number} of {gap.group.label}, {described(run, gap.call)}"
+        for rank in gap.inside:
+            found.setdefault(rank, Doing(("waits", call)))
+    for rank, report in reports.items():
+        if (transfer := report.transfer) is not None:
+            found[rank] = Doing(("waits", f"in {_between(run, rank, transfer, _to_run(reports))}"))
+    return found
+
+
+def _crossed(gaps: Sequence[Gap]) -> tuple[Gap, Gap] | None:
+    """Two calls whose ranks wait for each other."""
+    for number, one in enumerate(gaps):
+        for other in gaps[number + 1 :]:
+            if set(one.inside) & set(other.missing) and set(other.inside) & set(one.missing):
+                return one, other
+    return None
+
+
+def _crossing(run: Run, one: Gap, other: Gap) -> str:
+    parts = [
+        f"{_ranks(gap.inside)} wait{'s' * (len(gap.inside) == 1)} in collective {gap.number} of {gap.group.label}, "
+        f"{described(run, gap.call)}"
+        for gap in (one, other)
+    ]
+    return f"The ranks use two groups in different orders, and wait for each other: {parts[0]}; {parts[1]}."
+
+
+# ---------------------------------------------------------------- sends and receives
+
+
+def _transfers(
+    snapshot: Snapshot, reports: Reports, waits: Mapping[int, Doing], said: Collection[int]
+) -> Iterator[str]:
+    to_run = _to_run(reports)
+    for rank, report in sorted(reports.items()):
+        transfer = report.transfer
+        if rank in said or transfer is None or transfer.peer not in to_run:
+            continue
+        peer = to_run[transfer.peer]
+        other = reports[peer].transfer
+        here = _between(snapshot.run, rank, transfer, to_run)
+        if other is not None and other.name != transfer.name and other.peer in (-1, report.rank):
+            if other.tag == transfer.tag or other.peer < 0:
+                continue  # they match
+            if transfer.name == "send":
+                there = _between(snapshot.run, peer, other, to_run)
+                yield f"Rank {rank} waits in {here}, rank {peer} in {there}: the tags differ."
+            continue
+        what = waits.get(peer) or doing(snapshot, snapshot.run.ranks[peer])
+        does_not = "receive from it" if transfer.name == "send" else "send to it"
+        yield f"Rank {rank} waits in {here}, but rank {peer} does not {does_not}: it {what.of(1)}."
+
+
+def _between(run: Run, rank: int, transfer: Transfer, to_run: Mapping[int, int]) -> str:
+    """'send of float32[4] to rank 1 (line 5)'."""
+    direction = "to" if transfer.name == "send" else "from"
+    peer = "any rank" if transfer.peer < 0 else f"rank {to_run.get(transfer.peer, transfer.peer)}"
+    tag = f" with tag {transfer.tag}" if transfer.tag else ""
+    line = line_of(run, transfer.frames)
+    return f"{transfer.name} of {transfer.tensor} {direction} {peer}{tag}{line and f' ({line})'}"
+
+
+# ---------------------------------------------------------------- wording
+
+
+def described(run: Run, call: Call) -> str:
+    """'all_reduce float32[1024, 10] (line 12)'."""
+    tensors, line = tensors_of(call), line_of(run, call.frames)
+    return f"{call.name}{tensors and f' {tensors}'}{line and f' ({line})'}"
+
+
+def tensors_of(call: Call) -> str:
+    """'float32[1024, 10]'; '' if it takes none."""
+    return ", ".join(call.inputs or call.outputs)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """'ranks 0 and 2-3', in a sentence."""
+    named = name_ranks(ranks)
+    return named[0].lower() + named[1:]
+
+
+def _to_run(reports: Reports) -> dict[int, int]:
+    """From torch's numbers of ranks to the run's."""
+    return {report.rank: rank for rank, report in reports.items()}
