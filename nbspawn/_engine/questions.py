@@ -27,7 +27,7 @@ class Questions:
         """The thread that watches the ranks may ask, and the user's."""
 
     def ask(self, question: str, ranks: Collection[int]) -> dict[int, Any]:
-        """The answers of these ranks, within about a second; none of a rank that does not answer, because it holds
+        """The answers of these ranks, within some seconds; none of a rank that does not answer, because it holds
         Python's lock or is stopped."""
         with self._lock:
             self._number += 1

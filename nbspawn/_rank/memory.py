@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -71,13 +72,22 @@ def _roots(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((name, value) for name, value in found if name.startswith("_"))
 
 
-def _local_variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Those of the user's functions that run, the outermost first. Until Python 3.11 nothing but ``f_locals`` tells
-    them, and that would keep them alive until the function returns: they count as reached by no variable."""
+@functools.cache
+def _value_of() -> Callable[[FrameType, str], Any] | None:
+    """Reads a variable of a function that runs. None before Python 3.12: there is only ``f_locals``, which would keep
+    all of them alive until the function returns."""
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)
     try:
-        kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)
-        value_of = kind(("PyFrame_GetVar", ctypes.pythonapi))  # https://docs.python.org/3/c-api/frame.html
+        return kind(("PyFrame_GetVar", ctypes.pythonapi))  # https://docs.python.org/3/c-api/frame.html
     except AttributeError:
+        return None
+
+
+def _local_variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Those of the user's functions that run, the outermost first; where they cannot be read, what they lead to counts
+    as reached by no variable."""
+    value_of = _value_of()
+    if value_of is None:
         return
     calls: list[FrameType] = []
     while frame is not None:
@@ -165,7 +175,7 @@ def _devices() -> tuple[DeviceMemory, ...]:
 
 
 def _pinned() -> int:
-    """What torch holds in page-locked memory, in use or not; 0 before torch 2.6, which does not tell."""
+    """What torch holds in page-locked memory, in use or not; 0 where torch does not tell."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
         return 0

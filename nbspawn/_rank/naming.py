@@ -6,6 +6,7 @@ As in _rank/tensors.py, nothing here runs code of the user's classes.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import types
@@ -21,6 +22,7 @@ _KEY = 40  # characters
 _STEPS = 8  # from a tensor back to what holds it
 _SCANNED = 500_000  # objects of the process: a step scans all, and meanwhile nothing else runs
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # model.layers.0.weight, for model._modules['layers']._modules['0']._parameters['weight']
@@ -94,9 +96,8 @@ def _key(above: Any, thing: object) -> Any:
 
 def _owner(thing: object) -> object:
     """The object or class whose attributes a dict has; None if it is a dict of its own."""
-    return next(
-        (one for one in gc.get_referrers(thing) if issubclass(type(one), type) or attributes(one) is thing), None
-    )
+    holders = gc.get_referrers(thing)
+    return next((one for one in holders if issubclass(type(one), type) or attributes(one) is thing), None)
 
 
 def _name(thing: Any) -> str:
@@ -121,4 +122,4 @@ def _container(cls: type) -> str:
 
 def _is_own(thing: Any) -> bool:
     """Is it a frame of nbspawn's? Only Python 3.10 tells those that run."""
-    return type(thing) is types.FrameType and str(thing.f_globals.get("__name__")).startswith("nbspawn.")
+    return type(thing) is types.FrameType and str.startswith(thing.f_code.co_filename, _PACKAGE)

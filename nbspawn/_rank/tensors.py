@@ -196,11 +196,10 @@ class Walk:
 
 
 def _kind(cls: type) -> Kind:
-    torch: Any = sys.modules.get("torch")
-    numpy: Any = sys.modules.get("numpy")
-    if torch is not None and issubclass(cls, torch.Tensor):
+    # Another thread may be importing these.
+    if issubclass(cls, getattr(sys.modules.get("torch"), "Tensor", ())):
         return "tensor"
-    if numpy is not None and issubclass(cls, numpy.ndarray):
+    if issubclass(cls, getattr(sys.modules.get("numpy"), "ndarray", ())):
         return "array"
     if issubclass(cls, _SMALL):
         return "small"

@@ -123,9 +123,7 @@ def _html(title: str, drawn: Sequence[Row], reports: Reports, said: Sequence[str
 _NOTHING = Held("", 0, "")
 
 
-def _row(
-    name: str, reports: Reports, of: Callable[[Memory], int], what: str = "", kind: Literal["whole", "part"] = "whole"
-) -> Row:
+def _row(name: str, reports: Reports, of: Callable[[Memory], int], what: str = "", kind: Kind = "whole") -> Row:
     return Row(name, tuple(map(of, reports.values())), what, kind)
 
 
@@ -133,10 +131,9 @@ def _variable(name: str, reports: Reports, held: Sequence[Held]) -> Row:
     """What it is in the rank that has most of it, with the rank's number if it is not the same in all."""
     most = max(range(len(held)), key=lambda index: held[index].size)
     what = held[most].what
-    alike = all(one.what == what for one in held)
-    return Row(
-        name, tuple(one.size for one in held), what if alike else f"rank {list(reports)[most]}: {what}", "variable"
-    )
+    if any(one.what != what for one in held):
+        what = f"rank {list(reports)[most]}: {what}"
+    return Row(name, tuple(one.size for one in held), what, "variable")
 
 
 def _columns(drawn: Sequence[Row], ranks: Sequence[int]) -> list[Column]:

@@ -299,6 +299,10 @@ def test_a_report_leaves_nothing_behind() -> None:
     data = ones(1)
     gone = weakref.ref(data)
     holder = [data]
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    memory.of({})  # makes what stays
     gc.collect()
     gc.disable()
     try:
@@ -309,6 +313,8 @@ def test_a_report_leaves_nothing_behind() -> None:
         assert gone() is None and not gc.isenabled()
     finally:
         gc.enable()
+        end.set()
+        thread.join()
     assert memory.of({}) and gc.isenabled()
 
 
@@ -333,3 +339,26 @@ def test_a_report_is_bounded_and_plain() -> None:
     assert len(reported(deep=deep)["deep"].what) <= 300
     assert json.loads(json.dumps(found)) and load_of_rank(pickle.dumps(found)) == found
     assert found.resident > 0 and found.peak >= found.resident and found.tensors >= 150_000_000
+
+
+def test_what_torch_has_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two; the second is not used."""
+    used = {0: 300, 1: 0}
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        memory_allocated=lambda device: used[device],
+        max_memory_allocated=lambda device: used[device] * 3,
+        memory_reserved=lambda device: used[device] * 2,
+        memory_summary=lambda device, abbreviated: f"{device} {abbreviated}" + "|" * 100_000,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    (device,) = memory._devices()
+    assert (
+        device[:4] == ("cuda:0", 300, 900, 300) and device.summary.startswith("0 True|") and len(device.summary) < 9000
+    )
+    assert memory._pinned() == 0, "older ones do not tell"
+    cuda.host_memory_stats = lambda: {"allocated_bytes.current": 7}
+    assert memory._pinned() == 7
+    cuda.is_initialized = lambda: False
+    assert memory._devices() == () and memory._pinned() == 0
