@@ -100,7 +100,7 @@ class Engine(Protocol):
         """The stacks of the busy ranks, within half a second; ``deep``: with other threads and native code."""
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer, busy or idle (_rank/questions.py), within a second; nothing of one that does not."""
+        """What the ranks answer, busy or idle (_rank/questions.py), within some seconds; nothing of others."""
 
     def break_into(self, rank: int) -> None:
         """Have a rank stop in the debugger as soon as possible; returns at once."""

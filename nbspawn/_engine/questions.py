@@ -12,6 +12,7 @@ from nbspawn._protocol import questions
 from nbspawn._protocol.launch import RunFiles
 
 _ANSWER = 0.8  # seconds; the sampler looks twice a second
+_LONG_ANSWER = {"memory": 4.0}  # of a rank with millions of objects and a busy thread
 _ANSWER_A_RANK = 0.01  # seconds
 _TICK = 0.002  # seconds
 
@@ -26,7 +27,7 @@ class Questions:
         """The thread that watches the ranks may ask, and the user's."""
 
     def ask(self, question: str, ranks: Collection[int]) -> dict[int, Any]:
-        """The answers of these ranks, within about a second; none of a rank that does not answer, because it holds
+        """The answers of these ranks, within some seconds; none of a rank that does not answer, because it holds
         Python's lock or is stopped."""
         with self._lock:
             self._number += 1
@@ -39,7 +40,7 @@ class Questions:
             finally:
                 os.close(fd)
             found: dict[int, Any] = {}
-            end = time.monotonic() + _ANSWER + _ANSWER_A_RANK * len(ranks)
+            end = time.monotonic() + _LONG_ANSWER.get(question, _ANSWER) + _ANSWER_A_RANK * len(ranks)
             while len(found) < len(ranks) and time.monotonic() < end:
                 for rank in ranks:
                     if rank not in found and (answer := questions.read_answer(self._files.answer(rank), self._number)):

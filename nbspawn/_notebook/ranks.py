@@ -14,7 +14,7 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
 from nbspawn._rank import namespace
-from nbspawn._render import collectives, kept
+from nbspawn._render import collectives, kept, memory
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
@@ -175,9 +175,15 @@ def _collectives(request: _Request) -> None:
 
 
 def _idle_collectives(pool: Pool) -> Report:
-    reports = {rank: found for rank, found in pool.ask("collectives").items() if found is not None}
+    reports = pool.ask("collectives")
     run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=views.cell_names()).of_kept(())
     return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
+
+
+def _memory(request: _Request) -> None:
+    pool = request.pool
+    title = f"Memory of {pool.nprocs} ranks{_at(request.name)}"
+    display(memory.report(title, pool.ask("memory"), pool.nprocs).data, raw=True)
 
 
 def _debug(request: _Request) -> None:
@@ -213,6 +219,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "wait": _wait,
     "stacks": _stacks,
     "collectives": _collectives,
+    "memory": _memory,
     "debug": _debug,
     "logs": _logs,
     "release": _release,

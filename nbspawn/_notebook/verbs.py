@@ -25,6 +25,7 @@ VERBS = (
     Verb("wait", "", "wait for the background run, and answer its prompts"),
     Verb("stacks", "", "show the stack of each of them"),
     Verb("collectives", "", "show the last collectives of each process group, and which ranks do not agree"),
+    Verb("memory", "", "show what takes each rank's memory: tensors by variable, what is shared, what torch caches"),
     Verb(
         "debug",
         "R",

@@ -44,8 +44,10 @@ class Gauges:
         self._torch_peak_before = -1
 
     def begin(self) -> None:
-        """A kept rank's next command begins, and its peaks with it; takes 10 microseconds. Where the system cannot
+        """A kept rank's next command begins, and its peaks with it; takes 40 microseconds. Where the system cannot
         begin anew (macOS, gVisor), the memory's peak is that since the rank's start."""
+        global _earlier_peak
+        _earlier_peak = peak()
         with suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
             file.write(b"5")  # https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html
         self._device_peak = -1
@@ -53,7 +55,7 @@ class Gauges:
 
     def write(self, now: float) -> None:
         """Write one reading; takes 30 microseconds."""
-        reading = Reading(now, time.process_time(), *_memory(), *self._device_memory())
+        reading = Reading(now, time.process_time(), *memory(), *self._device_memory())
         SLOT.pack_into(self._map, self._offset, *reading, os.getpid())
 
     def _device_memory(self) -> tuple[int, int]:
@@ -85,7 +87,16 @@ def processes(slots: mmap.mmap) -> set[int]:
     return {pid for *_, pid in SLOT.iter_unpack(slots)} - {0}
 
 
-def _memory() -> tuple[int, int]:
+_earlier_peak = 0
+"""Of the commands before the one that runs."""
+
+
+def peak() -> int:
+    """The most resident bytes since the rank's start."""
+    return max(_earlier_peak, memory()[1])
+
+
+def memory() -> tuple[int, int]:
     """Resident bytes: now, and at most."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform != "linux":

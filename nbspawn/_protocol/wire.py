@@ -55,7 +55,7 @@ class _OfRanks(pickle.Unpickler):
 
 _MODULES_OF_RANKS = (
     *("nbspawn._protocol.messages", "nbspawn._protocol.frames", "nbspawn._payload.packing"),
-    "nbspawn._protocol.collectives",
+    *("nbspawn._protocol.collectives", "nbspawn._protocol.memory"),
     *("nbspawn._protocol.agents", "nbspawn._protocol.gauges", "nbspawn.errors"),  # an agent's
 )
 

@@ -180,8 +180,9 @@ class Pool:
         return None if command is None else command.supervisor
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer (_rank/questions.py)."""
-        return self._started().engine.ask(question)
+        """What the ranks answer (_rank/questions.py), by rank; not all need to have an answer."""
+        answers = self._started().engine.ask(question)
+        return {rank: answer for rank, answer in sorted(answers.items()) if answer is not None}
 
     def interrupt(self) -> bool:
         """Stop the command that runs, as Stop does. False if the ranks are idle."""

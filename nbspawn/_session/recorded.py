@@ -4,7 +4,6 @@ in a collective. What is wrong then takes the place of what the sampler guesses.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
 
 from nbspawn._engine.base import Engine
@@ -13,6 +12,7 @@ from nbspawn._protocol.messages import Event, Raised
 from nbspawn._session import views
 from nbspawn._state.collectives import Reports, findings, stands_still
 from nbspawn._state.run import Run
+from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import overdue
 from nbspawn.errors import Failure, root_cause_first
 
@@ -22,11 +22,11 @@ _UNRECORDED = 60.0  # the same where no rank has told anything
 
 
 class RecordedCollectives:
-    """Of the ranks that run one command. ``sentences`` are what was wrong when they were stopped."""
+    """Of the ranks that run one command."""
 
     def __init__(self, engine: Engine) -> None:
-        self.sentences: Sequence[str] = ()
         self._engine = engine
+        self._end: tuple[Snapshot, Reports] | None = None
         self._raised: dict[int, Collectives] = {}
         self._look_at = 0.0
         self._ask_at = 0.0
@@ -55,14 +55,23 @@ class RecordedCollectives:
         if self._engine.failures:
             if not self._failed_in_collective(root_cause_first(self._engine.failures)[0]):
                 return
-            reports: Reports = {**self.asked(), **self._raised}
+            reports = self.asked()
         elif run.collectives:
             reports = run.collectives
         elif any(stands_still(views.snapshot(run, now), rank.rank) for rank in run.ranks if rank.state == "waiting"):
             reports = self.asked()
         else:
             return
-        self.sentences = findings(views.snapshot(run, now), reports)
+        self._end = views.snapshot(run, now), reports
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was wrong then."""
+        if self._end is None:
+            return []
+        seen, reports = self._end
+        # A call that ends with an error seems to have ended well, until it has raised.
+        return findings(seen, {**reports, **self._raised} if self._engine.failures else reports)
 
     def _failed_in_collective(self, failure: Failure) -> bool:
         """gloo aborts the process that is sent more than it expects."""

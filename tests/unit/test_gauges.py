@@ -46,6 +46,15 @@ def test_the_peak_is_not_missed_between_two_readings_and_begins_with_a_command(w
     assert writer.read().peak_memory < after.peak_memory - 100e6
 
 
+def test_the_peak_since_the_start_outlasts_the_commands(writer: Writer) -> None:
+    bytearray(200_000_000)
+    most = gauges.peak()
+    for _ in range(2):
+        writer.gauges.begin()
+        assert writer.read().peak_memory < most - 100e6
+    assert gauges.peak() == most
+
+
 class Device:
     """torch.cuda, of one device."""
 

@@ -180,6 +180,19 @@ def typed_storage(kind: Any) -> None:
     assert made._untyped_storage is memory and isinstance(memory._cdata, int)
 
 
+def without_torch_function(context: Any) -> None:
+    import torch
+
+    class Refusing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_: object) -> object:
+            raise AssertionError
+
+    tensor = torch.ones(2).as_subclass(Refusing)
+    with context():
+        assert torch.Tensor.untyped_storage(tensor).nbytes() == 8
+
+
 def context_of_processes(kind: Any) -> None:
     made = kind([], ["file"])
     assert (made.processes, made.error_files, made.sentinels) == ([], ["file"], {})
@@ -196,6 +209,7 @@ TORCH = (
     ),
     Name("torch._C._get_fp32_precision_getter", precision, ">=2.9"),
     Name("torch._C._set_fp32_precision_setter", set_precision, ">=2.9"),
+    Name("torch._C.DisableTorchFunction", without_torch_function),
     Name("torch._utils._rebuild_tensor_v3", is_rebuilt_from_a_storage, find=reduced_float8),
     Name(
         "torch.storage.TypedStorage._untyped_storage", typed_storage, find=lambda: found("torch.storage.TypedStorage")
