@@ -23,6 +23,7 @@ ANSWERS: Mapping[str, Callable[[], Any]] = {"collectives": recorder.report, "mem
 @contextmanager
 def answering(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives. As long as nobody asks, this costs a look into shared memory at each sample."""
+    recorder.cells = info.names
     asked = questions.Asked(info.launch.files.questions)
 
     def look(waits: bool) -> None:

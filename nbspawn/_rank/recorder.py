@@ -53,6 +53,10 @@ _NAMES = {
 }
 
 
+cells: Mapping[str, str] = {}
+"""The files of the notebook's cells; set when the rank starts."""
+
+
 def report() -> Collectives | None:
     """This rank's process groups and its last collectives in each; None if it is in no group."""
     return _reported(_entries())
@@ -169,7 +173,7 @@ def _users(frames: Iterator[Frame]) -> tuple[Frame, ...]:
     for frame in frames:
         if frame.file == RANK_MAIN:
             break  # under fork the kernel's own frames follow
-        if not is_library(frame.file):
+        if frame.file in cells or not is_library(frame.file):
             found.insert(0, frame)
     return tuple(found if len(found) <= _FRAMES else [found[0], *found[1 - _FRAMES :]])
 

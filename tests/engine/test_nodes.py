@@ -21,9 +21,11 @@ import numpy as np
 import psutil
 import pytest
 import rank_functions as ranks
+import torch
 from leftovers import alive, gone, marked_pids, until
 from methods import SUPPORT
 from nodes import Processes
+from packaging.version import Version
 
 import nbspawn
 from nbspawn._engine import agents
@@ -172,6 +174,24 @@ def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(no
         assert kept.pool.regrouped
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch has no recorder for gloo")
+def test_ranks_on_all_nodes_tell_of_their_collectives_and_their_memory(nodes: Processes) -> None:
+    with Kept(nodes, backend="gloo") as kept:
+        kept.execute("import time, torch, torch.distributed as dist\ndist.barrier()\nkept = torch.ones(1_000_000)")
+        idle = kept.pool.ask("collectives")
+        assert [report.rank for report in idle.values()] == [0, 1, 2, 3]
+        assert [[call.name for call in report.groups[0].calls][-1] for report in idle.values()] == ["barrier"] * 4
+        assert [report.tensors for report in kept.pool.ask("memory").values()] == [4_000_000] * 4
+        lines = "if rank == 3:\n    time.sleep(600)\ndist.all_reduce(torch.ones(2))"
+        job = CellJob(RunCell(lines, "<waits>", transformed=lines), {})
+        background = kept.pool.perform(job, None, None, in_background=True)
+        assert isinstance(background, BackgroundRun)
+        said = "all_reduce float32[2] (line 3): ranks 0-2 are in it, rank 3 has not come"
+        assert until(lambda: said in background.supervisor.report("collectives").text, 30)
+        background.cancel()
+        assert isinstance(background.exception(30), KeyboardInterrupt)
+
+
 def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -292,6 +312,7 @@ import sys
 sys.path.insert(0, {str(SUPPORT)!r})
 from nodes import Processes
 import rank_functions as ranks
+
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._session.pool import Pool

@@ -76,6 +76,17 @@ def test_one_ranks_output(kernel: Kernel, tmp_path: Path) -> None:
     assert user.cell.wait().status == "ok"
 
 
+def test_the_stacks_and_the_collectives(kernel: Kernel, tmp_path: Path) -> None:
+    user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
+    user.see_controls()
+    user.click("Stacks")
+    user.until(lambda: "Where the ranks stand" in str(user.cell.reply.shown), "they are shown below the cell")
+    user.click("Collectives")
+    user.until(lambda: "The ranks are in no process group." in str(user.cell.reply.shown), "they are, too")
+    (tmp_path / "go").touch()
+    assert user.cell.wait().status == "ok"
+
+
 def test_queued_cells_run_in_their_order(kernel: Kernel, tmp_path: Path) -> None:
     assert kernel.execute("order = []").status == "ok"
     user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
