@@ -1,6 +1,6 @@
 """Reads torch's flight recorder, which records each collective that this process calls.
 
-It is on by default, and remembers the last 2000 calls (TORCH_FR_BUFFER_SIZE):
+It remembers the last 500 calls (TORCH_FR_BUFFER_SIZE, environment.py), in all groups:
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html. It is read only when somebody asks. gloo's
 send and recv are not recorded: for these the main thread's frame tells what it waits for.
 """

@@ -181,7 +181,7 @@ def _behind(group: Group, rank: int) -> str:
         return ""
     number = group.last(rank)
     return (
-        f"not come (last call: {number}, {group.calls[rank][number].name})" if number else "not come (no call so far)"
+        f"not come (last call: {number}, {group.calls[rank][number].name})" if number else "not come (no call recorded)"
     )
 
 
