@@ -8,6 +8,7 @@ number of variables from around it (``super()`` is one), nor an object another l
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -15,9 +16,21 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from IPython.extensions import autoreload
-
 from nbspawn._rank import namespace
+
+
+def _imported() -> Any:
+    """IPython 7 takes ``reload`` from ``imp``, which Python 3.12 has no longer."""
+    imp = sys.modules.setdefault("imp", importlib)
+    try:
+        from IPython.extensions import autoreload
+    finally:
+        if imp is importlib:
+            del sys.modules["imp"]
+    return autoreload
+
+
+autoreload = _imported()
 
 _before: dict[tuple[str, str], list[Any]] = {}
 """autoreload's memory of what modules have defined: weak references."""
