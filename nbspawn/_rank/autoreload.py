@@ -64,7 +64,8 @@ def _unfreeze() -> None:
 
 
 def _update_class(old: type, new: type) -> None:
-    """By IPython's rule instances are the new class's, but not those of classes that are derived from the old one."""
+    """IPython's rule makes instances the new class's. So must be what is derived from the old one, and what has
+    imported it by name: ``isinstance`` would not hold."""
     try:
         autoreload.update_class(old, new)
         derived: type
@@ -72,6 +73,15 @@ def _update_class(old: type, new: type) -> None:
             derived.__bases__ = tuple(new if base is old else base for base in derived.__bases__)
     except Exception as error:
         print(f"Objects of the old {old.__qualname__} stay as they are: {error}", file=sys.stderr)
+        return
+    for holder in gc.get_referrers(old):
+        if type(holder) is dict and _is_of_module(holder):
+            holder.update({name: new for name, value in holder.items() if value is old})
+
+
+def _is_of_module(namespace: dict[Any, Any]) -> bool:
+    module = sys.modules.get(str(namespace.get("__name__")))
+    return module is not None and getattr(module, "__dict__", None) is namespace
 
 
 def _update_where_possible(update: Callable[[Any, Any], object], old: Any, new: Any) -> None:
