@@ -38,7 +38,6 @@ _before: dict[tuple[str, str], list[Any]] = {}
 
 def load_again(module: types.ModuleType, execute: Callable[[types.ModuleType], types.ModuleType]) -> None:
     """``execute`` the module's new code in its emptied namespace, and have what exists of the old follow."""
-    _unfreeze()
     autoreload.superreload(module, execute, _before)
 
 
@@ -47,7 +46,6 @@ def follow(old: Any, new: Any) -> None:
     if old is new or not (_is_definition(old) and _is_definition(new)):
         return
     if (type(old), old.__qualname__) == (type(new), new.__qualname__):
-        _unfreeze()
         autoreload.update_generic(old, new)
 
 
@@ -57,15 +55,11 @@ def _is_definition(value: Any) -> bool:
     return issubclass(kind, (types.FunctionType, type)) and value.__module__ == "__main__"
 
 
-def _unfreeze() -> None:
-    """gc.get_referrers, by which instances are found, passes over what is frozen (main.py)."""
-    if namespace.inherited:
-        gc.unfreeze()
-
-
 def _update_class(old: type, new: type) -> None:
     """IPython's rule makes instances the new class's. So must be what is derived from the old one, and what has
     imported it by name: ``isinstance`` would not hold."""
+    if namespace.inherited:
+        gc.unfreeze()  # get_referrers, by which instances are found, passes over what is frozen (main.py)
     try:
         autoreload.update_class(old, new)
         derived: type

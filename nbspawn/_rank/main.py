@@ -216,7 +216,12 @@ def _follow_edits(info: RankInfo) -> outcome.Outcome | None:
             error = info.own.follow(info.command.reload)
     except BaseException as ended_by:
         return outcome.failed(info.rank, ended_by, skip=__file__)
-    return None if error is None else outcome.failed(info.rank, error, variables=(edits.NOT_RUN,))
+    if error is None:
+        return None
+    ended = outcome.failed(info.rank, error, variables=(edits.NOT_RUN,))
+    if error.__traceback__ is not None:
+        debugger.post_mortem(info, ended, error)
+    return ended
 
 
 def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:
