@@ -80,12 +80,15 @@ def test_functions_classes_and_instances_follow(kernel: Kernel, module: Module, 
 
 def test_what_the_notebook_has_imported_follows_in_forked_ranks(kernel: Kernel, module: Module) -> None:
     """The notebook's own does not, without %autoreload."""
-    ok(kernel.execute(f"from {module.name} import answer, Net\nmodel = Net(2, 2)"))
-    ok(kernel.execute("%%spawn 2 --keep --autoreload -m fork\nimport torch\nanswer()"))
+    define = "class Own:\n    def value(self):\n        return "
+    ok(kernel.execute(f"from {module.name} import answer, Net\nmodel = Net(2, 2)\n{define}1\nown = Own()"))
+    ok(kernel.execute(f"%%spawn 2 --keep --autoreload -m fork\nimport torch, {module.name} as module\nanswer()"))
     module.returns("'edited'")
-    reply = ok(kernel.execute("%%ranks\nanswer(), model(torch.ones(1, 2))[1], isinstance(model, Net)"))
+    reply = ok(kernel.execute("%%ranks\nanswer(), model(torch.ones(1, 2))[1], type(model) is Net is module.Net"))
     assert reply.result == "[0-1] ('edited', 'edited', True)"
     assert kernel.value("answer()") == 1
+    ok(kernel.execute(f"{define}2"))
+    assert ok(kernel.execute("%%ranks --push Own\nown.value(), type(own) is Own")).result == "[0-1] (2, True)"
 
 
 @once
