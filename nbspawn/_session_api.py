@@ -192,6 +192,7 @@ class Session(RankSubset):
         show_locals: as for ``nbspawn.spawn``.
         timeout: seconds until the ranks are stopped, for each command without a timeout of its own; None: no limit.
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks are stopped.
+        autoreload: before each command the ranks load the modules again that were edited on disk.
         idle_timeout: seconds without a command after which the ranks are ended; None: never.
         view: how commands are shown; None: the notebook's default view, or in a script lines marked with their ranks
             on ``sys.stdout``.
@@ -218,6 +219,7 @@ class Session(RankSubset):
         show_locals: bool = False,
         timeout: float | None = None,
         grace_period: float = GRACE_PERIOD,
+        autoreload: bool = False,
         idle_timeout: float | None = None,
         view: View | None = None,
         on: str = "local",
@@ -233,6 +235,7 @@ class Session(RankSubset):
             seed=seed,
             log_dir=log_dir,
             keep=True,
+            autoreload=autoreload,
             idle_timeout=idle_timeout,
             long_group_timeout=pdb,
             debugpy=debugpy,

@@ -16,6 +16,7 @@ from torch.multiprocessing import ProcessContext
 from nbspawn._engine import forkserver, inherited, signals, stacks
 from nbspawn._engine.command_state import CommandState
 from nbspawn._engine.directories import run_directories
+from nbspawn._engine.edits import Edits
 from nbspawn._engine.exits import Exits
 from nbspawn._engine.guard import guard
 from nbspawn._engine.log_follower import LogFollower
@@ -36,11 +37,13 @@ from nbspawn._protocol.messages import (
     Exited,
     Imported,
     Listening,
+    Loaded,
     RunCell,
     RunFunction,
     Started,
 )
 from nbspawn._protocol.signals import BREAK
+from nbspawn._rank.edits import own_files
 from nbspawn.errors import Failure
 
 _log = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class LocalRanks(ProcessContext):
         self._sender = SignalSender(self._exits, resources, launch.keep)
         self._regrouping = Regrouping(launch.backend is not None)
         self._questions = Questions(files)
+        self._edits = Edits(own_files() if launch.keep and launch.method == "fork" else {})
         self._command = self._begun(dict.fromkeys(range(self.nprocs), launch.command), {})
         self._events: list[Event] = []
         self._to_break: set[int] = set()
@@ -154,6 +158,7 @@ class LocalRanks(ProcessContext):
 
     def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
         """Have these kept ranks, which are idle, run something more. What is known of the last command is forgotten."""
+        commands = self._edits.attach(commands)
         self._command = self._begun(commands, self._command.numbers)
         announced = {rank: self._resources.announced_interrupts(rank) for rank in commands}
         own = {
@@ -239,6 +244,9 @@ class LocalRanks(ProcessContext):
         """One message from a rank, put behind what that rank had printed by then."""
         if isinstance(event, Imported):
             forkserver.server.learned.learn(event.modules)
+            return
+        if isinstance(event, Loaded):
+            self._edits.loaded(event.files)
             return
         if isinstance(event, Started):
             self._exits.begun(event.rank, event.pid)

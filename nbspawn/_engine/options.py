@@ -44,6 +44,8 @@ class LaunchOptions:
     """The directory for the logs, which are kept there; None for a private directory."""
     keep: bool = False
     """Keep the ranks alive, for more commands."""
+    autoreload: bool = False
+    """Before each command kept ranks load the modules again that were edited on disk."""
     idle_timeout: float | None = None
     """Seconds without a command after which kept ranks are ended; None: never."""
     long_group_timeout: bool = False
@@ -72,6 +74,8 @@ class LaunchOptions:
             raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
             raise UsageError(f"seed must be between 0 and {LARGEST_SEED}, got {self.seed!r:.60}")
+        if self.autoreload and not self.keep:
+            raise UsageError("autoreload is for kept ranks: others import every module anew")
         if self.idle_timeout is not None and not self.keep:
             raise UsageError("idle_timeout is for kept ranks: leave it out, or keep the ranks")
         if self.idle_timeout is not None and not self.idle_timeout > 0:

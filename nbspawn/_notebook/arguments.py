@@ -109,6 +109,11 @@ def _parser() -> Parser:
         help="a name for kept ranks or a run in the background: %%%%ranks @NAME",
     )
     add(
+        "--autoreload",
+        action="store_true",
+        help="kept ranks load modules that were edited on disk again, before each later cell",
+    )
+    add(
         "--idle-timeout",
         metavar="S",
         type=argument_types.seconds,
@@ -189,6 +194,11 @@ def _ranks_parser() -> Parser:
         default=[],
         help="send these variables of the notebook to the ranks",
     )
+    add(
+        "--autoreload",
+        action="store_true",
+        help="from now on these ranks load modules that were edited on disk again, before each cell",
+    )
     add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no magic line
     add(
         "--pull",
@@ -227,6 +237,7 @@ def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
         seed=given.seed,
         log_dir=given.log_dir,
         keep=given.keep,
+        autoreload=given.autoreload,
         idle_timeout=given.idle_timeout,
         long_group_timeout=given.pdb or call_pdb,
         debugpy=given.debugpy,

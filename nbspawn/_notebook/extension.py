@@ -12,6 +12,7 @@ from typing import Any
 from nbspawn._engine import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
+from nbspawn._protocol.edits import Reload
 from nbspawn._rank import imports
 from nbspawn._session import views
 
@@ -37,6 +38,7 @@ class _Extension:
         views.display = lambda subject, text: front_end.display(shell, subject, text)
         views.cell_names = self._cell_names
         views.colors = lambda: shell.colors
+        views.autoreload = lambda: _autoreload(shell)
         atexit.register(_end_ranks)
         self._warm_up()
 
@@ -55,6 +57,7 @@ class _Extension:
         views.display = views.print_text
         views.cell_names = dict
         views.colors = str
+        views.autoreload = views.no_autoreload
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
@@ -101,6 +104,15 @@ class _Extension:
                 else:
                     modules.add(str((value if issubclass(kind, (type, types.FunctionType)) else kind).__module__))
         forkserver.server.warm_up(imports.installed(sorted(modules)))
+
+
+def _autoreload(shell: Any) -> Reload | None:
+    """Which edited modules the notebook itself loads again (``%autoreload``); None: none."""
+    magics = shell.magics_manager.registry.get("AutoreloadMagics")
+    reloader = getattr(magics, "_reloader", None)
+    if reloader is None or not reloader.enabled:
+        return None
+    return Reload(frozenset(reloader.skip_modules if reloader.check_all else reloader.modules), not reloader.check_all)
 
 
 _extension: _Extension | None = None

@@ -47,6 +47,8 @@ class SpawnMagics(Magics):
             raise UsageError("--name needs --keep or --background: other ranks end with the cell")
         if given.idle_timeout is not None and not given.keep:
             raise UsageError("--idle-timeout needs --keep: other ranks end with the cell")
+        if given.autoreload and not given.keep:
+            raise UsageError("--autoreload needs --keep: other ranks import every module anew")
         name = ranks.name_for(self.sessions, given)
         pool = Pool(arguments.launch_options(given, self.shell.call_pdb))
         job = cells.job(self.shell, line, cell)
@@ -76,6 +78,8 @@ class SpawnMagics(Magics):
         if given.background and given.pull:
             raise UsageError("--pull cannot be used with --background: pull in another cell, after handle.wait()")
         asked = arguments.selected(given.which, pool.nprocs)
+        if given.autoreload:
+            pool.follow_edits()
         job = cells.job(self.shell, line, cell, "" if given.auto else "%%ranks", given.push)
         result = self._run(pool, job, given, asked)
         for name in given.pull:

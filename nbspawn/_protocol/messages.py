@@ -8,8 +8,8 @@ are not mistaken for this one's. The kernel unpickles only the classes of this f
 _payload/packing.py: no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
-  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed`` and ``Imported``, then
-  exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed``, ``Imported`` and
+  ``Loaded``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbspawn._protocol.collectives import Collectives
+from nbspawn._protocol.edits import Reload, Version
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
 
@@ -169,6 +170,15 @@ class Imported:
     modules: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Files of the user's that the rank has imported since the last such message, and in which versions. Kept ranks
+    send it, at the end of a command. The engine looks whether they are edited (_engine/edits.py)."""
+
+    rank: int
+    files: Mapping[str, Version]
+
+
 # ---------------------------------------------------------------- events: the engine's own
 
 
@@ -224,7 +234,8 @@ class _Run:
     """The fields that both commands have. ``command_number`` counts the commands of these ranks from 1. ``payload`` is
     the command's input. ``interrupts`` is the number of interrupts that had been announced to the rank when this was
     sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` opens the debugger in the
-    frame that raised, ``show_locals`` shows its variables."""
+    frame that raised, ``show_locals`` shows its variables. ``reload`` tells which edited modules are loaded again first
+    (None: none)."""
 
     command_number: int = 1
     payload: Payload = NOTHING
@@ -232,6 +243,7 @@ class _Run:
     debug: bool = False
     pdb: bool = False
     show_locals: bool = False
+    reload: Reload | None = None
 
 
 @dataclass(frozen=True)
@@ -311,6 +323,7 @@ Event = (
     | Listening
     | Sampled
     | Imported
+    | Loaded
     | Raised
     | Returned
     | Leaving

@@ -31,6 +31,18 @@ def installed(modules: Iterable[str]) -> list[str]:
     return found
 
 
+@functools.cache
+def _not_own() -> tuple[str, ...]:
+    """Where the standard library and nbspawn are."""
+    return os.path.dirname(os.__file__) + os.sep, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def is_own(path: str) -> bool:
+    """Is it a source file of the user's: of no installed package, and no part of Python?"""
+    outside = not path.startswith((*_places(), *_not_own()))
+    return outside and path.endswith(".py") and "site-packages" not in path and "dist-packages" not in path
+
+
 def is_installed(package: str) -> bool:
     """Is this package, imported or not, in site-packages?"""
     try:

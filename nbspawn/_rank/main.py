@@ -19,6 +19,7 @@ from nbspawn._protocol.messages import (
     Event,
     Imported,
     Leaving,
+    Loaded,
     Raised,
     Regroup,
     Returned,
@@ -29,6 +30,7 @@ from nbspawn._protocol.messages import (
 from nbspawn._rank import (
     debugger,
     device,
+    edits,
     ending,
     environment,
     imports,
@@ -80,6 +82,8 @@ def main(rank: int, launch: Launch) -> None:
     gc.freeze()
     interrupts = process.Interrupts(launch.files.interrupts, rank)
     info = RankInfo(rank, launch, interrupts, launch.command)
+    if launch.keep:
+        info.own.watch()
     process.own_session()
     process.prefer_as_oom_victim()
     stdio.redirect(launch.files.log(rank))
@@ -90,6 +94,7 @@ def main(rank: int, launch: Launch) -> None:
         ending.begin()
     if launch.method == "fork":
         process.close_kernel_sockets(launch.foreign)
+        namespace.inherited = True
         settings.adjust(launch.settings)
         libraries.not_interactive()
         libraries.have_own_locks()
@@ -170,6 +175,8 @@ def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
     ended = _run(info, channel)
     if info.rank < _TELLING and (modules := info.imported.take()):
         channel.send(Imported(info.rank, modules))
+    if info.launch.keep and (files := info.own.take()):
+        channel.send(Loaded(info.rank, files))
     return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
 
 
@@ -179,6 +186,8 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
         info.ungrouped = None
         error = RuntimeError(f"{UNGROUPED}: {type(lost).__name__}: {lost}")
         return outcome.failed(info.rank, error.with_traceback(lost.__traceback__), skip=__file__)
+    if (unloaded := _follow_edits(info)) is not None:
+        return unloaded
     if isinstance(command, RunCell):
         from nbspawn._rank import shell
 
@@ -197,6 +206,24 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
         ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
         debugger.post_mortem(info, ended, error)
         return ended
+
+
+def _follow_edits(info: RankInfo) -> outcome.Outcome | None:
+    """Load edited modules again, before the command's variables are loaded, which may need what is new in them. How
+    the command has ended with that, if it has."""
+    if info.command.reload is None:
+        return None
+    try:
+        with info.interrupts.enabled():
+            error = info.own.follow(info.command.reload)
+    except BaseException as ended_by:
+        return outcome.failed(info.rank, ended_by, skip=__file__)
+    if error is None:
+        return None
+    ended = outcome.failed(info.rank, error, variables=(edits.NOT_RUN,))
+    if error.__traceback__ is not None:
+        debugger.post_mortem(info, ended, error)
+    return ended
 
 
 def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:

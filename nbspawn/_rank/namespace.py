@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from nbspawn._payload import packing
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.payload import Inherited, Payload, Sent
+
+inherited = False
+"""Did this rank begin with the notebook's objects, by fork? main.py sets it."""
 
 _received: dict[str, Any] = {}
 _NOTHING = object()
@@ -53,14 +56,32 @@ def _own_names_stay() -> Iterator[None]:
         if had is value:
             continue
         if had is _NOTHING or had is _received.get(name, _NOTHING):
+            _replace(had, value)
             _received[name] = value
         else:
             namespace[name] = had
 
 
 def bind(rank: int, variables: dict[str, Any]) -> None:
+    """What ranks run for ``Session.push``."""
+    put(variables)
+
+
+def put(variables: Mapping[str, Any]) -> None:
     """Have these variables, whoever had them before."""
-    of_rank().update(variables)
+    namespace = of_rank()
+    for name, value in variables.items():
+        _replace(namespace.get(name, _NOTHING), value)
+    namespace.update(variables)
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Have what exists of a function or a class follow, if it is defined anew. Scripts define nothing anew, and need no
+    IPython."""
+    if "IPython" in sys.modules:
+        from nbspawn._rank import autoreload
+
+        autoreload.follow(old, new)
 
 
 def variable(rank: int, name: str) -> Any:

@@ -24,7 +24,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
-from nbspawn._rank import debugger, device, front_ends, hosts, outcome, pdb_methods, process, stdio
+from nbspawn._rank import debugger, device, front_ends, hosts, namespace, outcome, pdb_methods, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
@@ -131,7 +131,7 @@ class CellRunner:
         self._catch_tracebacks()
         try:
             with self._info.interrupts.enabled():
-                self._shell.user_ns.update(variables())
+                namespace.put(variables())
                 if self._first:
                     self._shell.user_ns.update(self._rank_variables())
                 ran = self._shell.run_cell(command.source, store_history=False)
@@ -339,5 +339,7 @@ def _become_rank_shell(shell: InteractiveShell) -> None:
     if hasattr(shell, "kernel"):
         front_ends.leave_kernel(shell.kernel)
     hosts.plain_errors(shell)
+    if (magics := shell.magics_manager.registry.get("AutoreloadMagics")) is not None:
+        magics._reloader.enabled = False  # each rank would look at the files by itself (_rank/edits.py)
     shell.__class__ = RankShell
     shell.init_hooks()  # what `name?` shows would be sent along with the kernel's reply to the cell

@@ -21,6 +21,7 @@ from nbspawn._engine.devices import resolve
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.edits import Reload
 from nbspawn._rank import namespace
 from nbspawn._results import Results
 from nbspawn._session import views
@@ -168,6 +169,10 @@ class Pool:
             return self.run(job, options, ranks)
         return self.run_in_background(job, options, (views.make_background or stream_view)(), ranks)
 
+    def follow_edits(self) -> None:
+        """From the next command on, have the ranks load the modules again that were edited on disk."""
+        self.options = replace(self.options, autoreload=True)
+
     def start(self) -> None:
         """Start the ranks, unless they are alive."""
         if self._ranks is None:
@@ -239,6 +244,8 @@ class Pool:
         self._commands += 1
         _log.debug("command %d, %s: begins", self._commands, job.title)
         command = replace(job.command, command_number=self._commands, pdb=options.pdb, show_locals=options.show_locals)
+        if self.options.keep:
+            command = replace(command, reload=Reload() if self.options.autoreload else views.autoreload())
         with ExitStack() as held:
             if self._ranks is None:
                 self._ranks = start_ranks(self.options, job, command, interrupts)

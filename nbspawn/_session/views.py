@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from nbspawn._protocol.edits import Reload
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, InputReply, Printed
 from nbspawn._render.report import Report
@@ -284,6 +285,15 @@ cell_names: Callable[[], Mapping[str, str]] = dict
 
 colors: Callable[[], str] = str
 """IPython's colours for tracebacks ('' for none); set by the notebook extension."""
+
+
+def no_autoreload() -> Reload | None:
+    """Where there is no notebook."""
+    return None
+
+
+autoreload: Callable[[], Reload | None] = no_autoreload
+"""Which edited modules kept ranks load again, by the notebook's %autoreload; set by the notebook extension."""
 
 make_default: Callable[[], View] = StreamView
 """Makes the view of a run without an explicit one; set by the notebook extension."""

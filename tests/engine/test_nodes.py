@@ -165,6 +165,22 @@ def test_a_session_keeps_variables_over_nodes(nodes: Processes) -> None:
     assert gone(pids)
 
 
+def test_an_edited_module_reaches_the_ranks_of_each_node(nodes: Processes, tmp_path: Path) -> None:
+    """The kernel has not imported it, and each node looks at its own disk."""
+    file = tmp_path / "edited_on_nodes.py"
+    file.write_text("def answer():\n    return 1\n")
+    with Kept(nodes, autoreload=True) as kept:
+        kept.execute(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom edited_on_nodes import answer")
+        assert kept.execute("answer()") == [1] * 4
+        file.write_text("def answer():\n    return 'edited'\n")
+        assert kept.execute("answer()", only=[1, 2]) == ["edited"] * 2
+        assert kept.execute("answer()") == ["edited"] * 4
+        file.write_text("1 / 0")
+        with pytest.raises(nbspawn.RankRaisedError, match="ZeroDivisionError"):
+            kept.execute("answer()")
+    assert "edited_on_nodes" not in sys.modules
+
+
 def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(nodes: Processes) -> None:
     with Kept(nodes, backend="gloo") as kept:
         kept.execute("import torch.distributed as dist\nkept = rank")

@@ -447,6 +447,30 @@ def counts(widget: Any) -> None:
     assert widget.model_id
 
 
+def autoreload() -> Any:
+    return found("nbspawn._rank.autoreload").autoreload  # which Python 3.12 cannot import from IPython 7 as it is
+
+
+def updates(function: Any) -> None:
+    class Old:
+        def value(self) -> int:
+            return 1
+
+    class New:
+        def value(self) -> int:
+            return 2
+
+    made = Old()
+    function(Old, New)
+    assert (made.value(), type(made)) == (2, New)
+
+
+def rules(pairs: Any) -> None:
+    found("nbspawn._rank.autoreload")
+    kinds = [([], []), (print, print), (updates, updates)]
+    assert [any(applies(*pair) for applies, _ in pairs) for pair in kinds] == [False, False, True]
+
+
 IPYTHON = (
     Name("IPython.core.debugger.Pdb", has("interaction", "stop_here", "format_stack_entry", "get_stack")),
     Name("IPython.core.debugger.InterruptiblePdb", replaces_pdb),
@@ -512,6 +536,19 @@ IPYTHON = (
         lambda table: is_a(dict)(table["complete_command"].strs),
         find=lambda: shell().strdispatchers,
     ),
+    Name(
+        "IPython.extensions.autoreload.AutoreloadMagics._reloader",
+        has("enabled", "check_all", "modules", "skip_modules"),
+        find=lambda: autoreload().AutoreloadMagics(shell())._reloader,
+    ),
+    Name(
+        "IPython.extensions.autoreload.superreload",
+        parameters("module", "reload", "old_objects"),
+        find=lambda: autoreload().superreload,
+    ),
+    Name("IPython.extensions.autoreload.update_generic", updates, find=lambda: autoreload().update_generic),
+    Name("IPython.extensions.autoreload.update_class", updates, find=lambda: autoreload().update_class),
+    Name("IPython.extensions.autoreload.UPDATE_RULES", rules, find=lambda: autoreload().UPDATE_RULES),
     Name(
         "IPython.core.displayhook.DisplayHook",
         has(
