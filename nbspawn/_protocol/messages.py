@@ -8,8 +8,8 @@ are not mistaken for this one's. The kernel unpickles only the classes of this f
 _payload/packing.py: no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
-  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed`` and ``Imported``, then
-  exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed`` and
+  ``Imported``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -159,6 +159,17 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Inspected:
+    """The answer to the ``Inspect`` of that number: ``value`` is a ``packing.Value``; or the expression raised
+    ``error``, 'NameError: …'. The rank waits at its prompt again."""
+
+    rank: int
+    number: int
+    value: Any
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Imported:
     """Installed modules that the rank has imported since the last such message. The engine records them: the fork
     server should preload them for the next ranks."""
@@ -299,6 +310,16 @@ class InputReply:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Inspect:
+    """To a rank at a debugger's prompt, in place of the reply that it waits for: answer a question of a comparison, a
+    function of _rank/compared.py. An expression is evaluated in the debugger's current frame."""
+
+    number: int
+    question: str
+    arguments: tuple[Any, ...] = ()
+
+
 Event = (
     Started
     | DisplayData
@@ -308,6 +329,7 @@ Event = (
     | Resumed
     | Listening
     | Sampled
+    | Inspected
     | Imported
     | Raised
     | Returned
@@ -319,4 +341,4 @@ Event = (
 )
 UNHURRIED = (Printed, Measured, Sampled, Imported)
 """Events that may wait for a moment, to be handled together with others."""
-Command = RunFunction | RunCell | InputReply | Regroup | Close
+Command = RunFunction | RunCell | InputReply | Inspect | Regroup | Close
