@@ -15,6 +15,8 @@ import torch
 
 from nbspawn._protocol.entries import CHUNK, DIGEST, Statistics
 
+_NUMBERS = ("float", "bfloat", "complex", "int", "uint", "bool")
+"""How the types begin whose elements are numbers; other bits can only be compared."""
 _ORDERED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8}
 _ORDERED |= {torch.int8, torch.int16, torch.int32, torch.int64}
 
@@ -31,7 +33,8 @@ class Numbers:
         self._tensor = tensor
         self._dtype = torch.float32 if small else tensor.dtype
         self._step = CHUNK // self._dtype.itemsize
-        self.dtype = str(self._dtype).removeprefix("torch.")
+        name = str(self._dtype).removeprefix("torch.")
+        self.dtype = name if name.startswith(_NUMBERS) else ""
         self.shape = tuple(tensor.shape)
         self.nbytes = tensor.numel() * tensor.element_size()
 

@@ -15,7 +15,7 @@ import pickle
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,8 +87,7 @@ class _Walk:
             named = list(zip(value._fields, value, strict=True))
             yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
         elif isinstance(value, (list, tuple)):
-            items = [(f"[{number}]", element) for number, element in enumerate(value)]
-            yield from self._inside(path, kind, items)
+            yield from self._inside(path, kind, ((f"[{number}]", element) for number, element in enumerate(value)))
         elif isinstance(value, (set, frozenset)):
             together = b"".join(sorted(self._digest(element) for element in value))
             shown = (
@@ -106,7 +105,7 @@ class _Walk:
         else:
             yield _leaf(path, kind, Contents(_pickled(value)), _short(value))
 
-    def _inside(self, path: str, kind: str, items: list[tuple[str, Any]]) -> Iterator[Leaf]:
+    def _inside(self, path: str, kind: str, items: Iterable[tuple[str, Any]]) -> Iterator[Leaf]:
         yield Entry(path, kind, leaf=False), None
         for name, element in items:
             yield from self.parts(path + name, element)
@@ -279,8 +278,10 @@ def _is_flat(tensor: Any) -> bool:
 
 
 def _is_dtensor(tensor: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    return module is not None and isinstance(tensor, getattr(module, "DTensor", ()))
+    modules = (
+        sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "_tensor")
+    )  # the latter in torch 2.4
+    return any(isinstance(tensor, getattr(module, "DTensor", ())) for module in modules)
 
 
 def _sharded(path: str, kind: str, tensor: Any) -> Leaf:

@@ -9,6 +9,8 @@ import torch
 from nbspawn._protocol.entries import CHUNK, Entry
 from nbspawn._state.agreement import Closer
 
+_SERIAL = 1 << 14
+"""Elements that are compared at a time, and none by an index: else torch starts threads, and fork needs none."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,24 +30,39 @@ def compare(closer: Closer, entry: Entry, number: int, first: Any, other: Any, t
     """Add what differs between these bytes of the chunk of that ``number``. Equal values have equal bytes there."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     chunks = [torch.frombuffer(data, dtype=dtype) for data in (first, other)]
-    bits = [chunk.view(_BITS[min(dtype.itemsize, 8)]).view(chunk.numel(), -1) for chunk in chunks]
-    where = (bits[0] != bits[1]).any(1).nonzero().flatten()
-    if not where.numel():
+    before = number * (CHUNK // dtype.itemsize)
+    for start in range(0, chunks[0].numel(), _SERIAL):
+        some = [chunk[start : start + _SERIAL] for chunk in chunks]
+        _add(closer, entry, before + start, some[0], some[1], tolerance)
+
+
+def _add(
+    closer: Closer, entry: Entry, before: int, first: torch.Tensor, other: torch.Tensor, tolerance: Tolerance
+) -> None:
+    bits = [part.view(_BITS[min(part.element_size(), 8)]).view(part.numel(), -1) for part in (first, other)]
+    differ = (bits[0] != bits[1]).any(1)
+    count = int(differ.sum())
+    if not count:
         return
     if closer.values is None:
-        place = int(where[0])
-        closer.index = _unraveled(place + number * (CHUNK // dtype.itemsize), entry.shape)
-        closer.values = chunks[0][place].item(), chunks[1][place].item()
-    closer.count += where.numel()
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    expected, found = (chunk[where].to(wide) for chunk in chunks)
-    differences = (found - expected).abs()
-    finite = differences.isfinite()
-    closer.close &= bool((finite & (differences <= tolerance.atol + tolerance.rtol * expected.abs())).all())
-    if finite.any():
-        relative = (differences / expected.abs())[finite]  # infinite where 0 was expected, as in torch.testing
-        closer.largest = max(closer.largest or 0.0, differences[finite].max().item())
-        closer.relative = max(closer.relative or 0.0, relative.max().item())
+        place = int(differ.nonzero()[0])
+        closer.index = _unraveled(before + place, entry.shape)
+        closer.values = first[place].item(), other[place].item()
+    closer.count += count
+    wide = torch.complex128 if first.is_complex() else torch.float64
+    expected = first.to(wide)
+    differences = (other.to(wide) - expected).abs()
+    limits = tolerance.atol + tolerance.rtol * expected.abs()
+    numbers = differ & differences.isfinite()
+    closer.close &= bool((numbers & (differences <= limits) | ~differ).all())
+    if numbers.any():
+        relative = differences / expected.abs()  # infinite where 0 was expected, as in torch.testing
+        closer.largest = max(closer.largest or 0.0, _largest(differences, numbers))
+        closer.relative = max(closer.relative or 0.0, _largest(relative, numbers))
+
+
+def _largest(values: torch.Tensor, of: torch.Tensor) -> float:
+    return values.masked_fill(~of, 0.0).max().item()
 
 
 def _unraveled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:

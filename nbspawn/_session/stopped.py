@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from nbspawn._payload.packing import UnpicklableError
 from nbspawn._protocol.messages import (
     Event,
     Exited,
@@ -82,6 +83,8 @@ class StoppedComparison:
             return
         try:
             self._ask(self._talk.send({rank: answer.value.get() for rank, answer in sorted(answers.items())}))
+        except UnpicklableError as lost:
+            self._end(f"*** {lost}")
         except StopIteration as outcome:
             others = [rank for rank in range(self._nprocs) if rank not in self._stopped]
             verb = "has" if len(others) == 1 else "have"

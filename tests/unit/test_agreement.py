@@ -14,7 +14,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy
-import pandas
 import pytest
 import torch
 
@@ -123,8 +122,6 @@ PAIRS = {
     "array of the other byte order": (lambda last: numpy.array([1.0, last], dtype=">f4"), 1, 2),
     "array backwards": (lambda last: numpy.array([1.0, last])[::-1], 1, 2),
     "scalar of numpy": (numpy.float32, 1, 2),
-    "frame": (lambda last: pandas.DataFrame({"a": [1, 2], "b": ["x", last]}), "y", "z"),
-    "series": (lambda last: pandas.Series([1.0, last]), 1, 2),
     "module": (torch.nn.BatchNorm1d, 3, 4),
     "sparse": (lambda last: torch.tensor([[0.0, last]]).to_sparse(), 1.0, 2.0),
     "csr": (lambda last: torch.tensor([[0.0, last]]).to_sparse_csr(), 1.0, 2.0),
@@ -147,6 +144,18 @@ def test_every_type_is_compared(name: str) -> None:
     assert "ot compared" not in str(found) and "nothing" not in str(found)
     found = diff(make(one), make(one), make(other))
     assert found and found.differing[0]["groups"] == [[0, 1], [2]], found
+
+
+def test_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def frame(last: str) -> Any:
+        return pandas.DataFrame({"a": [1, 2], "b": ["x", last]})
+
+    assert diff(frame("y"), frame("y")).equal and diff(frame("y").b, frame("y").b).equal
+    (one,) = diff(frame("y"), frame("z")).differing
+    assert one["path"] == "['b']" and one["kinds"][0].startswith("Series ")
+    assert diff(frame("y"), frame("y").iloc[:1]).differing[0]["kinds"] == ["DataFrame[2, 2]", "DataFrame[1, 2]"]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
