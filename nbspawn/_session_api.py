@@ -166,7 +166,8 @@ class RankSubset:
         made of such.
 
         Each rank evaluates the expression in its own variables. Digests travel, and of what differs some elements.
-        Elements that differ by at most ``atol + rtol * abs(element)`` count as equal, and so do two NaN.
+        Elements that differ by at most ``atol + rtol * abs(element)`` from those that most ranks have count as equal,
+        and so do two NaN.
 
         Args:
             expression: the source code of the expression.

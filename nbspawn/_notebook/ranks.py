@@ -68,8 +68,7 @@ def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     """Run a line such as ``%ranks``, ``%ranks stop`` or ``%ranks logs 1``. The name of a session may follow
     (``@eval``), for the first two also several. Raises UsageError for a line that is none of VERBS."""
     if (given := arguments.of_diff(line.strip())) is not None:
-        words, expression = given
-        return _diff(_Request(sessions, auto, words, expression))
+        return _HANDLERS["diff"](_Request(sessions, auto, *given))
     words = arguments.split(line, arguments.RANKS_PARSER)
     verb, *rest = [word for word in words if not word.startswith("@")] or [""]
     if verb not in _HANDLERS or len(rest) != bool(verb and _ARGUMENTS[verb]):

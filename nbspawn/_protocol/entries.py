@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     path: str
     """As a user writes it behind the expression: "['0.weight']", ".state[3]['exp_avg']"."""
     kind: str
-    """What has to be the same beside the contents: 'float32[8, 8]', 'str', 'dict'."""
+    """What has to be the same beside the contents: 'float32[8, 8]', 'str', 'dict'; '' if it could not be read."""
     digests: bytes = b""
     """Of its contents, one after the other, each of a chunk."""
     text: str = ""

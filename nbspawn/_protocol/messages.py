@@ -312,8 +312,8 @@ class InputReply:
 
 @dataclass(frozen=True)
 class Inspect:
-    """To a rank at a debugger's prompt, in place of the reply that it waits for: answer a question of a comparison, a
-    function of _rank/compared.py. An expression is evaluated in the debugger's current frame."""
+    """To a rank at a debugger's prompt, in place of the reply that it waits for: answer a question of a comparison
+    (_rank/compared.py). An expression is evaluated in the debugger's current frame."""
 
     number: int
     question: str

@@ -33,12 +33,12 @@ def answer(question: str, arguments: Sequence[Any], variables: dict[str, Any]) -
         return _evaluate(variables, *arguments)
     if question == "report":
         return _report()
-    return _chunks(*arguments) if question == "chunks" else _forget()
+    return _chunks(*arguments) if question == "chunks" else forget()
 
 
 def _evaluate(variables: dict[str, Any], expression: str) -> None:
-    _forget()
-    linecache.cache[_FILE] = len(expression), None, [expression], _FILE
+    forget()
+    linecache.cache[_FILE] = len(expression), None, expression.splitlines(keepends=True), _FILE
     _value.append(eval(compile(expression, _FILE, "eval"), variables))
 
 
@@ -60,7 +60,8 @@ def _chunks(wanted: Sequence[tuple[str, int]]) -> list[Any]:
     return [pickle.PickleBuffer(_data[path].chunk(number)) for path, number in wanted]
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Have no value any more."""
     _value.clear()
     _data.clear()
     linecache.cache.pop(_FILE, None)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from nbspawn._payload.diagnosis import one_line
 from nbspawn._protocol.entries import Entry
 from nbspawn._rank.digests import Contents, Numbers
 
@@ -48,13 +49,13 @@ class _Walk:
         if id(value) in self._above:
             yield Entry(path, f"the {type(value).__name__} that it is in"), None
         elif len(self._above) >= _DEEPEST:
-            yield _skipped(path, value, f"nested more than {_DEEPEST} levels deep")
+            yield _unreadable(path, f"nested more than {_DEEPEST} levels deep")
         else:
             self._above.append(id(value))
             try:
                 yield from self._taken_apart(path, value)
             except Exception as error:  # of the user's classes; a tensor without memory, a type that torch cannot read
-                yield _skipped(path, value, f"{type(error).__name__}: {error}")
+                yield _unreadable(path, one_line(error))
             finally:
                 self._above.pop()
 
@@ -126,9 +127,9 @@ class _Walk:
         for number in flat:
             yield Entry(f"{path}.state[{number}]", "state", skipped=_FLAT), None
         saved = optimizer.state_dict()
-        for key, state in saved.pop("state").items():
+        for number, (key, state) in enumerate(saved.pop("state").items()):
             if key not in flat:
-                yield from self.parts(f"{path}.state[{_key(key, 0)}]", state)
+                yield from self.parts(f"{path}.state[{_key(key, number)}]", state)
         for name, element in saved.items():
             yield from self.parts(f"{path}.{name}", element)
 
@@ -186,8 +187,8 @@ def _leaf(path: str, kind: str, data: Numbers | Contents, text: str = "") -> Lea
     return Entry(path, kind, digests, text, data.nbytes, data.dtype, data.shape, statistics), data
 
 
-def _skipped(path: str, value: Any, why: str) -> Leaf:
-    return Entry(path, type(value).__name__, skipped=_cut(why)), None
+def _unreadable(path: str, why: str) -> Leaf:
+    return Entry(path, "", skipped=_cut(why)), None
 
 
 def _qualified(value: Any) -> str:

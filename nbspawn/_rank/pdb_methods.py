@@ -22,6 +22,7 @@ from typing import Any
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Resumed, Stopped
+from nbspawn._rank import compared
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.user_frames import UserFrames, is_rank_code
@@ -101,6 +102,7 @@ class RankPdb:
             raise KeyboardInterrupt from None
         finally:
             rank.debugger = None
+            compared.forget()
             rank.resumed(soon=self.quitting or frame is None or self.stoplineno != -1)
 
     def cmdloop(self: Any, original: Method, intro: Any = None) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from nbspawn._protocol.entries import Entry
-from nbspawn._render.text import clip, size
+from nbspawn._render.text import cell, clip, size
 from nbspawn._state.agreement import Agreement, Closer, Differing, Group
 from nbspawn._state.wording import name_ranks
 
@@ -24,7 +24,7 @@ def text(expression: str, found: Agreement, nprocs: int, rtol: float, atol: floa
         ranks = "both ranks" if nprocs == 2 else f"all {nprocs} ranks"
     limits = [f"{name} {value:g}" for name, value in (("rtol", rtol), ("atol", atol)) if value]
     within = f" within {', '.join(limits)}" if limits else ""
-    lines = [_heading(clip(expression, _WIDTH), found, ranks, within)]
+    lines = [_heading(clip(" ".join(expression.split()), _WIDTH), found, ranks, within)]
     for one in found.differing[:_ENTRIES]:
         lines += _entry(one)
     if (more := len(found.differing) - _ENTRIES) > 0:
@@ -86,7 +86,7 @@ def _agreeing(groups: Sequence[Group]) -> str:
 def _each(groups: Sequence[Group], what: Callable[[Entry], str]) -> str:
     """'float32[8] in ranks 0-2, bfloat16[8] in rank 3'."""
     parts = [
-        f"{clip(what(group.entry), _WIDTH)} in {_lower(group.ranks)}"
+        f"{clip(cell(what(group.entry)), _WIDTH)} in {_lower(group.ranks)}"
         if group.entry
         else f"missing in {_lower(group.ranks)}"
         for group in groups[:_GROUPS]

@@ -94,7 +94,7 @@ def compare(reports: Mapping[int, Report]) -> Agreement:
             continue  # what it is in differs already
         some = [entry for entry in holders.values() if entry is not None]
         why = next((entry.skipped for entry in some if entry.skipped), "")
-        if len(kinds[path]) > 1:
+        if len(kinds[path]) > 1 and all(entry.kind for entry in some):
             if len(some) == len(holders) or not cut:
                 whole.count += 1
                 whole.differing.append(Differing(path, kinds[path]))

@@ -314,6 +314,11 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert str(diff(threading.Lock(), threading.Lock())).startswith("v: nothing in it is compared by its contents.")
 
 
+def test_what_one_rank_cannot_read_is_not_called_different() -> None:
+    text = str(diff({"a": torch.ones(3), "b": 1}, {"a": threading.Lock(), "b": 1}))
+    assert text.startswith("v is equal in both ranks.\nNot compared: ['a'] (TypeError")
+
+
 def test_text_is_bounded() -> None:
     long = {"k" * 1000 + str(number): "v" * 10_000 + str(number) for number in range(100)}
     other = {key: value + "!" for key, value in long.items()}
