@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nbspawn._notebook.interact import interact as interact
     from nbspawn._results import Results as Results
     from nbspawn._session.background import BackgroundRun as BackgroundRun
+    from nbspawn._session.comparison import Difference as Difference
     from nbspawn._session_api import RankSubset as RankSubset
     from nbspawn._session_api import Session as Session
     from nbspawn.errors import PayloadError as PayloadError
@@ -38,6 +39,7 @@ _HOME = {
     "Results": "nbspawn._results",
     "LocalContext": "nbspawn._engine.context",
     "BackgroundRun": "nbspawn._session.background",
+    "Difference": "nbspawn._session.comparison",
     "SpawnError": "nbspawn.errors",
     "UsageError": "nbspawn.errors",
     "StartError": "nbspawn.errors",
@@ -49,6 +51,7 @@ _HOME = {
 
 __all__ = [
     "BackgroundRun",
+    "Difference",
     "LocalContext",
     "PayloadError",
     "RankExitedError",

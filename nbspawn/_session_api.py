@@ -11,8 +11,9 @@ from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank import namespace
 from nbspawn._results import Results
-from nbspawn._session import views
+from nbspawn._session import comparison, views
 from nbspawn._session.background import BackgroundRun
+from nbspawn._session.comparison import Difference
 from nbspawn._session.options import GRACE_PERIOD, CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.views import View
@@ -159,6 +160,29 @@ class RankSubset:
             UsageError: the ranks are busy.
         """
         return self._quietly(namespace.variable, name)
+
+    def diff(self, expression: str, *, rtol: float = 0.0, atol: float = 0.0) -> Difference:
+        """Compare the value of an expression over these ranks: a tensor, a state dict, a module, an optimizer, anything
+        made of such.
+
+        Each rank evaluates the expression in its own variables. Digests travel, and of what differs some elements.
+        Elements that differ by at most ``atol + rtol * abs(element)`` from those that most ranks have count as equal,
+        and so do two NaN.
+
+        Args:
+            expression: the source code of the expression.
+            rtol: the relative tolerance.
+            atol: the absolute tolerance.
+
+        Returns:
+            A ``Difference``, which is true if the value differs. Its repr says where, and by how much.
+
+        Raises:
+            RankRaisedError: the expression raised in a rank. The rank stays alive.
+            UsageError: ``expression`` is not one, or the ranks are busy.
+        """
+        expression, tolerance = comparison.checked(expression, rtol, atol)
+        return comparison.of_idle(self._pool, self.ranks, expression, tolerance)
 
     def _quietly(self, fn: Callable[..., Any], *args: Any) -> Results[Any]:
         return self._pool.run(FunctionJob(fn, args), CommandOptions(view=views.StreamView()), self.ranks)

@@ -15,7 +15,7 @@ from typing import Any
 from nbspawn._agent.clock import Clock
 from nbspawn._protocol import connection, shared_memory
 from nbspawn._protocol.agents import Begin, ClockTold, RunNext, Transfer, WithBuffers
-from nbspawn._protocol.messages import Event, Returned
+from nbspawn._protocol.messages import Event, Inspected, Returned
 
 _LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
 
@@ -94,7 +94,7 @@ class Connections:
 
     def with_buffers(self, event: Event) -> tuple[WithBuffers, list[memoryview]] | None:
         """A value with large buffers, taken apart for ``send_large``; None for any other event."""
-        if not isinstance(event, Returned):
+        if not isinstance(event, (Returned, Inspected)):
             return None
         buffers: list[memoryview] = []
 

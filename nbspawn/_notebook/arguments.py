@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -283,6 +284,20 @@ def split(line: str, parser: Parser) -> list[str]:
         parser.error(f"{error} in {line!r}")
 
 
+_DIFF = re.compile(
+    r"(?P<first>(@\w+\s+)*)diff(?!\w)(?P<then>(\s+@\w+)*)(?P<given>.*?)(?P<last>(\s@\w+)*)\s*", re.DOTALL
+)
+
+
+def of_diff(line: str) -> tuple[list[str], str] | None:
+    """The words ``@name`` of a line such as ``diff model --rtol 1e-5 @eval``, and what is to be compared, which may
+    contain quotes and spaces, and ``a @ b``. None for any other line."""
+    found = _DIFF.fullmatch(line)
+    if found is None:
+        return None
+    return " ".join(found[name] for name in ("first", "then", "last")).split(), found["given"]
+
+
 def selected(which: list[str], nprocs: int) -> list[int]:
     """The ranks, of ``nprocs``, that ``0,2`` or ``1:`` selects; all if ``which`` names none. Raises UsageError for a
     rank that does not exist, or an empty selection."""
@@ -330,8 +345,10 @@ def complete(line: str) -> list[str]:
     partial = "" if line.endswith(" ") or len(words) < 2 else words[-1]
     before = words[-1] if not partial else words[-2]
     if words[0] == "%ranks":
+        if " diff " in line:
+            return [option for option in ("--atol", "--rtol") if partial and option.startswith(partial)]
         words = [verb.name for verb in VERBS] if before == "%ranks" else []
-        words += [word for verb in VERBS if verb.name == before for word in verb.argument.split("|") if word != "R"]
+        words += [word for verb in VERBS if verb.name == before for word in verb.argument.split("|") if word.islower()]
         return sorted(word for word in words if word.startswith(partial))
     parser = RANKS_PARSER if words[0] == "%%ranks" else PARSER
     for action in parser._actions:

@@ -19,7 +19,7 @@ from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
-from nbspawn._session import views
+from nbspawn._session import comparison, views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._state.run import Run
@@ -69,6 +69,8 @@ def find(sessions: Sessions, name: str, auto: AutoMode) -> Pool:
 def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     """Run a line such as ``%ranks``, ``%ranks stop`` or ``%ranks logs 1``. The name of a session may follow
     (``@eval``), for the first two also several. Raises UsageError for a line that is none of VERBS."""
+    if (given := arguments.of_diff(line.strip())) is not None:
+        return _HANDLERS["diff"](_Request(sessions, auto, *given))
     words = arguments.split(line, arguments.RANKS_PARSER)
     verb, *rest = [word for word in words if not word.startswith("@")] or [""]
     if verb not in _HANDLERS or len(rest) != bool(verb and _ARGUMENTS[verb]):
@@ -192,6 +194,12 @@ def _debug(request: _Request) -> None:
         print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
 
 
+def _diff(request: _Request) -> None:
+    expression, tolerance = comparison.parse(request.argument)
+    pool = request.pool
+    print(comparison.of_idle(pool, range(pool.nprocs), expression, tolerance, _at(request.name)))
+
+
 def _auto(request: _Request) -> None:
     if request.argument == "on":
         name = request.name
@@ -221,6 +229,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "collectives": _collectives,
     "memory": _memory,
     "debug": _debug,
+    "diff": _diff,
     "logs": _logs,
     "release": _release,
     "auto": _auto,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """``argument`` is 'R' for ranks ('1', '0,2'), or the allowed words."""
+    """``argument`` is 'R' for ranks ('1', '0,2'), 'EXPR' for an expression, or the allowed words."""
 
     name: str
     argument: str
@@ -31,6 +31,7 @@ VERBS = (
         "R",
         "open the debugger in a busy rank; an idle one stops at the first line of its next cell",
     ),
+    Verb("diff", "EXPR", "compare the value of an expression over the ranks: what differs, where, and by how much"),
     Verb("logs", "R", "show the path of a rank's log, or of a copy of it if that is on another machine"),
     Verb("release", "", "give the nodes of a cluster back that no ranks use"),
     Verb("auto", "on|off", "run every later plain cell in the ranks, as if it began with `%%ranks`"),

@@ -196,7 +196,7 @@ def _key(key: object) -> str:
     return reprlib.repr(key)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Its type and its text; a user's ``__str__`` may raise in its turn."""
     try:
         text = " ".join(str(error).split())

@@ -8,8 +8,8 @@ are not mistaken for this one's. The kernel unpickles only the classes of this f
 _payload/packing.py: no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
-  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Resumed``, ``Imported`` and
-  ``Loaded``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed``,
+  ``Imported`` and ``Loaded``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -159,6 +159,17 @@ class Sampled:
     position: Position
     since: float
     spent: tuple[tuple[Position, float], ...]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The answer to the ``Inspect`` of that number: ``value`` is a ``packing.Value``; or the expression raised
+    ``error``, 'NameError: …'. The rank waits at its prompt again."""
+
+    rank: int
+    number: int
+    value: Any
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -313,6 +324,16 @@ class InputReply:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Inspect:
+    """To a rank at a debugger's prompt, in place of the reply that it waits for: answer a question of a comparison
+    (_rank/compared.py). An expression is evaluated in the debugger's current frame."""
+
+    number: int
+    question: str
+    arguments: tuple[Any, ...] = ()
+
+
 Event = (
     Started
     | DisplayData
@@ -322,6 +343,7 @@ Event = (
     | Resumed
     | Listening
     | Sampled
+    | Inspected
     | Imported
     | Loaded
     | Raised
@@ -334,4 +356,4 @@ Event = (
 )
 UNHURRIED = (Printed, Measured, Sampled, Imported)
 """Events that may wait for a moment, to be handled together with others."""
-Command = RunFunction | RunCell | InputReply | Regroup | Close
+Command = RunFunction | RunCell | InputReply | Inspect | Regroup | Close

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbspawn._protocol.messages import Command, Event, InputReply, InputRequest
+from nbspawn._protocol.messages import Command, Event, InputReply, InputRequest, Inspect, Inspected
 from nbspawn._protocol.wire import Decoder, encode
 
 _CHUNK = 1 << 16
@@ -117,8 +117,9 @@ class Channel:
             self._commands.extend(command for _, command in self._decoder.feed(data))
         return self._commands.popleft()
 
-    def ask(self, request: InputRequest) -> InputReply:
-        """Send a request and wait for the reply; one thread of the rank at a time."""
+    def ask(self, request: InputRequest | Inspected) -> InputReply | Inspect:
+        """Send a request and wait for the reply, or for a question that comes before it and is to be answered by a call
+        of this; one thread of the rank at a time."""
         with self._ask_lock:
             main = threading.current_thread() is threading.main_thread()
             self.asking = main
@@ -129,7 +130,7 @@ class Channel:
                 self.asking = False
         while main and self.on_answered:
             self.on_answered.pop()()
-        assert isinstance(reply, InputReply)
+        assert isinstance(reply, (InputReply, Inspect))
         return reply
 
     def close(self) -> None:

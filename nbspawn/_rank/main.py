@@ -203,7 +203,7 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
             return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"], **job["kwargs"]))
     except BaseException as error:
         shown = variables.of_error(error, info.names) if command.show_locals else ()
-        ended = outcome.failed(info.rank, error, skip=__file__, variables=shown)
+        ended = outcome.failed(info.rank, error, skip=os.path.dirname(__file__), variables=shown)
         debugger.post_mortem(info, ended, error)
         return ended
 

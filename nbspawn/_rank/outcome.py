@@ -43,8 +43,8 @@ def failed(
     """The event for ``error``: ``sys.exit(0)`` is a success, another exit is ``Leaving``, anything else ``Raised``.
 
     ``cell`` is the file name of the running cell; ``skip`` that of code whose frames, outermost in the traceback, are
-    not the user's; ``moment`` is when it was raised, if that is not now; ``variables`` are lines to add below the
-    traceback.
+    not the user's, or of its folder; ``moment`` is when it was raised, if that is not now; ``variables`` are lines to
+    add below the traceback.
     """
     moment = time.monotonic() if moment is None else moment
     if isinstance(error, SystemExit):
@@ -87,7 +87,9 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _without(frames: TracebackType | None, skip: str | None) -> TracebackType | None:
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == skip:
+    while skip and frames is not None and frames.tb_next is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith(skip):
+            break
         frames = frames.tb_next
     return frames
 

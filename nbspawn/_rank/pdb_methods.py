@@ -22,6 +22,7 @@ from typing import Any
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Resumed, Stopped
+from nbspawn._rank import compared
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.user_frames import UserFrames, is_rank_code
@@ -38,7 +39,15 @@ class DebuggedRank:
         self.at_prompt = False
         self.broken_into = False
         """Is the next session one that the kernel has asked for? It begins in the user's innermost frame."""
+        self.debugger: Any = None
+        """The one at whose prompt the rank is."""
         self._rank = info.rank
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What an expression finds at the prompt, in one namespace: a comprehension would not find the frame's own."""
+        frame = self.debugger.curframe
+        return {**frame.f_globals, **frame.f_locals}
 
     def stopped(self, frame: FrameType | None, raised: Any) -> None:
         """A session begins, at ``frame`` or, if that is None, where ``raised`` was raised: inform the kernel."""
@@ -85,12 +94,15 @@ class RankPdb:
         if rank.at_prompt:
             original(self, frame, *args, **kwargs)
             return
+        rank.debugger = self
         rank.stopped(frame, args[0] if args else None)
         try:
             original(self, frame, *args, **kwargs)
         except Interrupted:
             raise KeyboardInterrupt from None
         finally:
+            rank.debugger = None
+            compared.forget()
             rank.resumed(soon=self.quitting or frame is None or self.stoplineno != -1)
 
     def cmdloop(self: Any, original: Method, intro: Any = None) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._protocol.messages import InputRequest
-from nbspawn._rank import stdio
+from nbspawn._protocol.messages import InputRequest, Inspect
+from nbspawn._rank import inspection, stdio
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
@@ -17,7 +17,11 @@ from nbspawn._rank.info import RankInfo
 def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str:
     """Wait for the user's answer. Raises EOFError and KeyboardInterrupt as ``input`` does, RuntimeError if the front
     end cannot ask the user (nbclient, papermill)."""
+    if inspection.active:
+        raise RuntimeError("an expression that is compared over ranks cannot ask for input")
     reply = channel.ask(InputRequest(info.rank, str.__str__(str(prompt)), password, stdio.log_offset()))
+    while isinstance(reply, Inspect):
+        reply = channel.ask(inspection.answer(info.rank, reply))
     if reply.kind == "text":
         return reply.text
     if reply.kind == "eof":

@@ -1,8 +1,9 @@
 """Which rank the user talks to: the queue of prompts, and the ranks on their way to one.
 
 Ranks ask in any number and at any time: ``input()``, and the debuggers of those that have stopped. The user answers
-one at a time. At a debugger's prompt three commands are for the notebook, not for pdb: ``ranks`` lists where each rank
-is, ``rank 2`` turns to another rank that has stopped, ``all n`` gives a command to every one of them.
+one at a time. At a debugger's prompt four commands are for the notebook, not for pdb: ``ranks`` lists where each rank
+is, ``rank 2`` turns to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff loss``
+compares a value over them (_session/stopped.py).
 
 Pure but for its own memory; the clock is passed in.
 """
@@ -90,6 +91,10 @@ class PromptQueue:
                 return None
             self._focus = first
         return self.pending[self._focus]
+
+    def stopped(self, run: Run) -> list[int]:
+        """The ranks at a debugger's prompt."""
+        return sorted(rank for rank in self.pending if run.ranks[rank].state == "debugging")
 
     def question(self, request: InputRequest, run: Run) -> tuple[str, str]:
         """A notice to show first ('' for nothing new), and the prompt."""

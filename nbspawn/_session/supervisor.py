@@ -22,10 +22,11 @@ from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
 from nbspawn._session.recorded import RecordedCollectives
 from nbspawn._session.standstill import Standstill
 from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
+from nbspawn._session.stopped import StoppedComparison, asked_for
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall
-from nbspawn.errors import RunTimeoutError, interrupted, rank_error, root_cause_first
+from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error, root_cause_first
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Supervisor:
         self._policy = StopPolicy(options.grace_period, options.timeout, clock())
         self._prompts = PromptQueue()
         self._breaks = BreakRequests()
+        self._comparison: StoppedComparison | None = None
         self._standstill = Standstill(clock())
         self._recorded = RecordedCollectives(engine)
         self._stacks_at_end: list[str] = []
@@ -124,6 +126,7 @@ class Supervisor:
             at_most = views.BUFFER_TIME if buffered or self.asking else _TICK
             self._handle_actions(run)
             self._break_in(run)
+            self._compare()
             run = self._watch_standstill(run)
             run = self._stop_if_due(run)
             request = self._due_prompt(run)
@@ -150,6 +153,8 @@ class Supervisor:
             self._breaks.fold(event)
             self._policy.fold(event)
             self._recorded.fold(event)
+            if self._comparison is not None:
+                self._comparison.fold(event)
             if isinstance(event, Raised) and event.by_quit:
                 self._interrupts.press()
         self._profile.add(events, now)
@@ -173,8 +178,23 @@ class Supervisor:
         if late := self._breaks.take_late(now):
             self._view.notify(late_text(views.snapshot(run, now), late))
 
+    def _compare(self) -> None:
+        """Go on with a comparison over the ranks that have stopped."""
+        if self._comparison is None:
+            return
+        for rank, question in self._comparison.unsent():
+            self._engine.send(rank, question)
+        if self._comparison.text is not None:
+            self._view.notify(self._comparison.text)
+            self._comparison = None
+
     def _due_prompt(self, run: Run) -> InputRequest | None:
-        if not self._view.present or self._engine.stopping or self._policy.examined(self._failed):
+        if (
+            self._comparison is not None
+            or not self._view.present
+            or self._engine.stopping
+            or self._policy.examined(self._failed)
+        ):
             return None
         return self._prompts.due(run, self._clock())
 
@@ -189,6 +209,13 @@ class Supervisor:
             self._interrupts.press()
             # Before the rank that asked gets the reply, and raises KeyboardInterrupt by itself.
             run = self._stop_if_due(run)
+        stopped = self._prompts.stopped(run)
+        if request.rank in stopped and (given := asked_for(reply)) is not None:
+            try:
+                self._comparison = StoppedComparison(given, stopped, len(run.ranks))
+            except UsageError as refusal:
+                self._view.notify(f"*** {refusal}")
+            return run
         now = self._clock()
         replies, text = self._prompts.answers(request, reply, views.snapshot(run, now))
         self._view.notify(text)

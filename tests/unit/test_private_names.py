@@ -193,6 +193,10 @@ def without_torch_function(context: Any) -> None:
         assert torch.Tensor.untyped_storage(tensor).nbytes() == 8
 
 
+def asynchronous() -> Any:
+    return found("torch.distributed._functional_collectives.AsyncCollectiveTensor")
+
+
 def context_of_processes(kind: Any) -> None:
     made = kind([], ["file"])
     assert (made.processes, made.error_files, made.sentinels) == ([], ["file"], {})
@@ -215,6 +219,18 @@ TORCH = (
         "torch.storage.TypedStorage._untyped_storage", typed_storage, find=lambda: found("torch.storage.TypedStorage")
     ),
     Name("torch.UntypedStorage._cdata", is_there),
+    Name("torch._C.DisableTorchFunctionSubclass", lambda context: context().__enter__),
+    Name(
+        "torch.nn.Parameter._fsdp_flattened",
+        equals("_fsdp_flattened"),
+        find=lambda: found("torch.distributed.fsdp._common_utils.FSDP_FLATTENED"),
+    ),
+    Name("torch.Tensor.__tensor_flatten__", takes(None), find=lambda: asynchronous().__tensor_flatten__),
+    Name(
+        "torch.distributed._functional_collectives.AsyncCollectiveTensor.trigger_wait",
+        takes(None),
+        find=lambda: asynchronous().trigger_wait,
+    ),
     Name("torch.multiprocessing.spawn.ProcessContext", context_of_processes),
     Name(
         "torch.multiprocessing.spawn.tempfile",

@@ -15,7 +15,8 @@ def test_each_verb_does_something() -> None:
 def test_the_readme_lists_them() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for verb in VERBS:
-        typed = {"R": f"{verb.name} 1", "on|off": f"{verb.name} on`, `off"}.get(verb.argument, verb.name)
+        shown = {"R": " 1", "EXPR": " model", "on|off": " on`, `off"}.get(verb.argument, "")
+        typed = verb.name + shown
         assert f"| `%ranks {typed}` | {verb.meaning}" in readme
 
 
@@ -24,3 +25,6 @@ def test_help_and_completion_know_them() -> None:
     assert all(verb.usage in text for verb in VERBS)
     assert arguments.complete("%ranks ") == sorted(verb.name for verb in VERBS)
     assert arguments.complete("%ranks auto ") == ["off", "on"] and arguments.complete("%ranks debug ") == []
+    assert (
+        arguments.complete("%ranks diff model --") == ["--atol", "--rtol"] and arguments.complete("%ranks diff ") == []
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import nbspawn
-from nbspawn import BackgroundRun, LocalContext, RankSubset, Results, Session
+from nbspawn import BackgroundRun, Difference, LocalContext, RankSubset, Results, Session
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -36,6 +36,8 @@ def keeps() -> None:
         assert_type(session.execute("rank"), Results[Any])
         assert_type(session[1:], RankSubset)
         assert_type(session[2].pull("loss"), Results[Any])
+        assert_type(session.diff("loss", rtol=1e-5), Difference)
+        assert_type(session[1:].diff("loss").differing, list[dict[str, Any]])
         handle = session.run(train, 0.1, background=True)
         assert_type(handle, BackgroundRun)
         assert_type(handle.result(timeout=5.0), Results[Any])

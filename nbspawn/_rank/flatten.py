@@ -1,0 +1,321 @@
+"""A value as its parts: each tensor, number and string in it, with its path, as entries that ranks can compare.
+
+What torch keeps in a class of its own is taken apart as a user knows it: a module into parameters and buffers, an
+optimizer into ``.state`` and ``.param_groups``, anything else with a ``state_dict()`` into that. Nothing here asks
+other ranks: of a sharded tensor it is this rank's part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import io
+import math
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nbspawn._payload.diagnosis import one_line
+from nbspawn._protocol.entries import Entry
+from nbspawn._rank.digests import Contents, Numbers
+
+MOST = 100_000
+"""Entries of one value."""
+_DEEPEST = 32
+_TEXT = 80  # characters
+_FLAT = "a flat shard of FSDP1, in each rank another"
+
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+Leaf = tuple[Entry, Numbers | Contents | None]
+
+
+def leaves(value: Any) -> Iterator[Leaf]:
+    """The entries of a value, what contains others before these, each with the data of which it tells."""
+    return _Walk().parts("", value)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self._above: list[int] = []  # ids of what contains the current value
+
+    def parts(self, path: str, value: Any) -> Iterator[Leaf]:
+        """The entries of a value at this path."""
+        if id(value) in self._above:
+            yield Entry(path, f"the {type(value).__name__} that it is in"), None
+        elif len(self._above) >= _DEEPEST:
+            yield _unreadable(path, f"nested more than {_DEEPEST} levels deep")
+        else:
+            self._above.append(id(value))
+            try:
+                yield from self._taken_apart(path, value)
+            except Exception as error:  # of the user's classes; a tensor without memory, a type that torch cannot read
+                yield _unreadable(path, one_line(error))
+            finally:
+                self._above.pop()
+
+    def _taken_apart(self, path: str, value: Any) -> Iterator[Leaf]:
+        numpy, pandas = sys.modules.get("numpy"), sys.modules.get("pandas")
+        kind = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            yield from self._tensor(path, value)
+        elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+            yield from self._array(path, value, numpy)
+        elif isinstance(value, _NAMED):
+            text = _qualified(value)
+            yield _leaf(path, kind, Contents(text.encode()), _cut(text))
+        elif (data := _scalar(value)) is not None:
+            yield _leaf(path, kind, data, _short(value))
+        elif pandas is not None and isinstance(value, (pandas.Series, pandas.Index, pandas.DataFrame)):
+            yield from self._table(path, value, pandas)
+        elif isinstance(value, torch.Generator):
+            yield from self._inside(path, f"Generator on {value.device.type}", [(".get_state()", value.get_state())])
+        elif isinstance(value, torch.nn.Module):
+            named = [*value.named_parameters(), *value.named_buffers()]
+            yield from self._inside(path, kind, [(f".{name}", tensor) for name, tensor in named])
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from self._optimizer(path, value)
+        elif isinstance(value, Mapping):
+            keyed = enumerate(list(value.items()))
+            items = [(f"[{_key(key, number)}]", element) for number, (key, element) in keyed]
+            yield from self._inside(path, kind, items)
+        elif isinstance(value, tuple) and hasattr(value, "_fields"):
+            named = list(zip(value._fields, value, strict=True))
+            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
+        elif isinstance(value, (list, tuple)):
+            yield from self._inside(path, kind, ((f"[{number}]", element) for number, element in enumerate(value)))
+        elif isinstance(value, (set, frozenset)):
+            together = b"".join(sorted(self._digest(element) for element in value))
+            shown = (
+                "{" + ", ".join(sorted(map(_short, value))) + "}" if len(value) < _TEXT else f"{len(value)} elements"
+            )
+            yield _leaf(path, kind, Contents(together), _cut(shown))
+        elif callable(getattr(value, "state_dict", None)):
+            yield from self._inside(path, kind, [(".state_dict()", value.state_dict())])
+        elif dataclasses.is_dataclass(value):
+            named = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
+        elif hasattr(value, "__dict__") and _has_no_other_state(type(value)):
+            named = list(vars(value).items())
+            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
+        else:
+            yield _leaf(path, kind, Contents(_pickled(value)), _short(value))
+
+    def _inside(self, path: str, kind: str, items: Iterable[tuple[str, Any]]) -> Iterator[Leaf]:
+        yield Entry(path, kind, leaf=False), None
+        for name, element in items:
+            yield from self.parts(path + name, element)
+
+    def _digest(self, value: Any) -> bytes:
+        """Of a value as a whole, for what has no order."""
+        found = b"\0".join(
+            f"{entry.path}\0{entry.kind}\0".encode() + entry.digests for entry, _ in self.parts("", value)
+        )
+        return Contents(found).digests()[0]
+
+    # ------------------------------------------------------------ of torch
+
+    def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> Iterator[Leaf]:
+        yield Entry(path, type(optimizer).__name__, leaf=False), None
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        flat = {number for number, parameter in enumerate(parameters) if _is_flat(parameter)}
+        for number in flat:
+            yield Entry(f"{path}.state[{number}]", "state", skipped=_FLAT), None
+        saved = optimizer.state_dict()
+        for number, (key, state) in enumerate(saved.pop("state").items()):
+            if key not in flat:
+                yield from self.parts(f"{path}.state[{_key(key, number)}]", state)
+        for name, element in saved.items():
+            yield from self.parts(f"{path}.{name}", element)
+
+    def _tensor(self, path: str, tensor: torch.Tensor) -> Iterator[Leaf]:
+        kind = _kind(tensor)
+        if _is_dtensor(tensor):
+            yield _sharded(path, kind, tensor)
+        elif _is_flat(tensor):
+            yield Entry(path, _dtype(tensor), skipped=_FLAT), None
+        elif tensor.is_meta:
+            yield Entry(path, kind, skipped="on the meta device, without contents"), None
+        elif hasattr(tensor, "trigger_wait"):  # a functional collective's, which has not been waited for
+            yield from self._tensor(path, tensor.trigger_wait())
+        elif names := _inner(tensor):
+            items = [(f".{name}", getattr(tensor, name)) for name in names]
+            yield from self._inside(path, f"{type(tensor).__name__} of {_dtype(tensor)}", items)
+        elif tensor.layout is not torch.strided or tensor.is_quantized:
+            yield from self._inside(path, kind, [(f".{name}()", part) for name, part in _of_layout(tensor)])
+        else:
+            with torch._C.DisableTorchFunctionSubclass():
+                yield _leaf(path, kind, Numbers(tensor.as_subclass(torch.Tensor)), _value(tensor))
+
+    # ------------------------------------------------------------ of numpy and pandas
+
+    def _array(self, path: str, value: Any, numpy: Any) -> Iterator[Leaf]:
+        array, text = numpy.asarray(value), _short(value.item()) if value.size == 1 else ""
+        kind = f"{array.dtype}[{', '.join(map(str, array.shape))}] array" if array.ndim else str(array.dtype)
+        if array.dtype.names:
+            fields = [(f"[{name!r}]", array[name].copy()) for name in array.dtype.names]  # torch takes no such strides
+            yield from self._inside(path, kind, fields)
+        elif array.dtype.kind in "biufc":
+            usable = numpy.asarray(array, array.dtype.newbyteorder("="), order="C")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written to
+                numbers = Numbers(torch.from_numpy(usable))
+            yield _leaf(path, kind, numbers, text)
+        elif array.dtype.kind in "OT":  # strings of any length are not in the array itself
+            yield from self._inside(path, kind, [(".tolist()", array.tolist())])
+        else:
+            yield _leaf(path, kind, Contents(array.tobytes()), text)
+
+    def _table(self, path: str, table: Any, pandas: Any) -> Iterator[Leaf]:
+        """By a hash of each row: of a column, where there are any."""
+        hashed: Callable[[Any], Any] = pandas.util.hash_pandas_object
+        if not isinstance(table, pandas.DataFrame):
+            yield _leaf(path, f"{type(table).__name__} {table.dtype}[{len(table)}]", Contents(hashed(table).to_numpy()))
+            return
+        yield Entry(path, f"DataFrame[{len(table)}, {len(table.columns)}]", leaf=False), None
+        for number, name in enumerate(table.columns):
+            yield from self.parts(f"{path}[{_key(name, number)}]", table.iloc[:, number])
+
+
+def _leaf(path: str, kind: str, data: Numbers | Contents, text: str = "") -> Leaf:
+    digests, statistics = data.digests()
+    return Entry(path, kind, digests, text, data.nbytes, data.dtype, data.shape, statistics), data
+
+
+def _unreadable(path: str, why: str) -> Leaf:
+    return Entry(path, "", skipped=_cut(why)), None
+
+
+def _qualified(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".lstrip(".")
+
+
+def _scalar(value: Any) -> Numbers | Contents | None:
+    """The data of a plain value; None for any other."""
+    if isinstance(value, enum.Enum):
+        return Contents(f"{type(value).__qualname__}.{value.name}".encode())
+    if isinstance(value, (bool, type(None))):
+        return Contents(str(value).encode())
+    if isinstance(value, int):
+        small = -(2**63) <= value < 2**63
+        return Numbers(torch.tensor(value, dtype=torch.int64, device="cpu")) if small else Contents(hex(value).encode())
+    if isinstance(value, float):
+        return Numbers(torch.tensor(value, dtype=torch.float64, device="cpu"))
+    if isinstance(value, complex):
+        return Numbers(torch.tensor(value, dtype=torch.complex128, device="cpu"))
+    if isinstance(value, str):
+        return Contents(value.encode(errors="surrogatepass"))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Contents(bytes(value))
+    if isinstance(value, (torch.dtype, torch.device, torch.layout)):
+        return Contents(str(value).encode())
+    return None
+
+
+def _has_no_other_state(kind: type) -> bool:
+    """Is an object's state in its ``__dict__``? A class that is written in C (functools.partial) says by its own
+    ``__reduce__`` what else it has."""
+    return all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
+
+
+def _pickled(value: Any) -> bytes:
+    """By value: without the memo, which shows whether two equal parts are one object."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, 5)
+    pickler.fast = True
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+def _kind(tensor: Any) -> str:
+    shape = ", ".join(map(str, tensor.shape))
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
+    layout = "" if tensor.layout is torch.strided else f" {str(tensor.layout).removeprefix('torch.')}"
+    return f"{_dtype(tensor)}[{shape}]{layout}{device}"
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _value(tensor: torch.Tensor) -> str:
+    return _short(tensor.item()) if tensor.numel() == 1 else ""
+
+
+def _inner(tensor: Any) -> list[str]:
+    """The names of the tensors that a subclass consists of, as torch.compile takes it apart (torchao's, nested)."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
+        return []
+    names: list[str] = tensor.__tensor_flatten__()[0]
+    return names
+
+
+def _of_layout(tensor: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a tensor that is not one block of memory, each by the name of the method that gives it."""
+    if tensor.is_quantized:
+        yield "int_repr", tensor.int_repr()
+        channels = tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric)
+        names = ["q_per_channel_scales", "q_per_channel_zero_points"] if channels else ["q_scale", "q_zero_point"]
+    elif tensor.layout is torch.sparse_coo:
+        tensor, names = tensor.coalesce(), ["indices", "values"]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        names = ["crow_indices", "col_indices", "values"]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        names = ["ccol_indices", "row_indices", "values"]
+    else:
+        names = ["to_dense"]
+    for name in names:
+        yield name, getattr(tensor, name)()
+
+
+def _is_flat(tensor: Any) -> bool:
+    """Is it a parameter that FSDP1 has put into a flat one, or that?"""
+    return getattr(tensor, "_fsdp_flattened", False) or type(tensor).__name__ == "FlatParameter"
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    modules = (
+        sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "_tensor")
+    )  # the latter in torch 2.4
+    return any(isinstance(tensor, getattr(module, "DTensor", ())) for module in modules)
+
+
+def _sharded(path: str, kind: str, tensor: Any) -> Leaf:
+    """A DTensor: by this rank's part of it, which other ranks may have, too."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    sizes = "×".join(str(mesh.size(dimension)) for dimension in range(mesh.ndim))
+    kind = f"{kind} {', '.join(map(repr, placements))} over a mesh of {sizes}"
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return Entry(path, kind, skipped="this rank is not in its mesh"), None
+    if any(placement.is_partial() for placement in placements):
+        return Entry(path, kind, skipped="its placement is Partial: each rank has another summand"), None
+    sharded = [dimension for dimension, placement in enumerate(placements) if not placement.is_replicate()]
+    local = Numbers(tensor.to_local())
+    entry, _ = _leaf(path, kind, local, "")
+    part = ", ".join(str(coordinate[dimension]) for dimension in sharded)
+    return entry._replace(part=part, parts=math.prod(mesh.size(dimension) for dimension in sharded)), local
+
+
+def _key(key: Any, number: int) -> str:
+    """A key of a dict; of one without a plain repr, its number."""
+    plain = (str, int, float, bool, bytes, type(None))
+    if isinstance(key, plain) or (isinstance(key, tuple) and all(isinstance(part, plain) for part in key)):
+        return repr(key)
+    return str(key) if isinstance(key, enum.Enum) else f"<{type(key).__name__} {number}>"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (str, bytes)):
+        return _cut(repr(value[: 2 * _TEXT]))
+    return _cut(hex(value) if isinstance(value, int) and abs(value) >= 2**63 else repr(value))
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"
