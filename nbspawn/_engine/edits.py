@@ -7,6 +7,7 @@ would look at different moments, and a file that is saved meanwhile would be new
 
 from __future__ import annotations
 
+import linecache
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,6 +47,9 @@ class Edits:
         if changed and time.time() - max(changed)[0] < _STILL:
             time.sleep(_STILL)
             found = versions(self._known)
-        self._edited.update(path for path, version in found.items() if version != self._known[path])
+        for path, version in found.items():
+            if version != self._known[path]:
+                self._edited.add(path)
+                linecache.checkcache(path)  # views show lines of it
         self._known.update(found)
         return {path: self._known[path] for path in self._edited}

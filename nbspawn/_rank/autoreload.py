@@ -7,13 +7,13 @@ number of variables from around it (``super()`` is one), nor an object another l
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from nbspawn._rank import namespace
@@ -66,11 +66,17 @@ def _update_class(old: type, new: type) -> None:
         for derived in type.__subclasses__(old):
             derived.__bases__ = tuple(new if base is old else base for base in derived.__bases__)
     except Exception as error:
-        print(f"Objects of the old {old.__qualname__} stay as they are: {error}", file=sys.stderr)
+        _tell(f"Objects of the old {old.__qualname__} stay as they are: {error}")
         return
     for holder in gc.get_referrers(old):
         if type(holder) is dict and _is_of_module(holder):
             holder.update({name: new for name, value in holder.items() if value is old})
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """Once: autoreload remembers what it meets twice."""
+    print(text, file=sys.stderr)
 
 
 def _is_of_module(namespace: dict[Any, Any]) -> bool:
@@ -84,6 +90,6 @@ def _update_where_possible(update: Callable[[Any, Any], object], old: Any, new: 
 
 
 autoreload.UPDATE_RULES[:] = [
-    (applies, _update_class if update is autoreload.update_class else partial(_update_where_possible, update))
+    (applies, _update_class if update is autoreload.update_class else functools.partial(_update_where_possible, update))
     for applies, update in autoreload.UPDATE_RULES
 ]
