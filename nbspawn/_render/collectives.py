@@ -36,26 +36,34 @@ class _Row(NamedTuple):
 
 
 _NO_GROUP = "The ranks are in no process group."
+_NOT_ONE = "The ranks have made groups each for itself, or with processes of other runs: there is nothing to compare."
 _NO_CALLS = "Torch has recorded no calls in the ranks' process groups. It records those of gloo from torch 2.8 on."
 
 
 def report(title: str, reports: Reports, snapshot: Snapshot) -> Report:
     """Under ``title`` what is wrong, and a table for each group."""
     wrong = findings(snapshot, reports)
-    found = [group for group in groups(reports) if any(group.calls.values())]
+    found = [group for group in groups(snapshot.run, reports) if any(group.calls.values())]
     tables = [(group, list(_rows(snapshot.run, group))) for group in found[:_GROUPS]]
     silent = [rank.rank for rank in snapshot.run.ranks if rank.rank not in reports and rank.state != "idle"]
     notes = []
     if len(found) > _GROUPS:
         notes.append(f"and {len(found) - _GROUPS} more groups.")
     if not found:
-        notes.append(_NO_CALLS if any(report.groups for report in reports.values()) else _NO_GROUP)
+        notes.append(_why_nothing(reports))
     elif silent:
         named = few_ranges(silent, _RANKS)
         notes.append(
             f"Of rank{'s' * (len(silent) > 1)} {named} nothing is known: ended, in no group, or without an answer."
         )
     return Report(_text(title, wrong, tables, notes), _html(title, wrong, tables, notes))
+
+
+def _why_nothing(reports: Reports) -> str:
+    of_ranks = [group for report in reports.values() for group in report.groups]
+    if any(group.calls for group in of_ranks):
+        return _NOT_ONE
+    return _NO_CALLS if of_ranks else _NO_GROUP
 
 
 def _rows(run: Run, group: Group) -> Iterator[_Row]:

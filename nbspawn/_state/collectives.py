@@ -8,6 +8,7 @@ those with the same number belong together, whatever the ranks call them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from nbspawn._state.wording import name_ranks
 STILL = 1.0
 """Seconds that a rank has waited, at least: ranks answer one after another, and in a run that goes well some are always
 ahead of others."""
+
+_SENTENCES = 5
+_PARTS = 6  # of one sentence
 
 Reports = Mapping[int, Collectives]
 """By the run's rank; a rank that has not answered, or is in no group, is not in it."""
@@ -59,7 +63,7 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     """A sentence for each thing that is wrong; none if nothing is, as far as the recorder tells."""
     found = []
     gaps = []
-    for group in groups(reports):
+    for group in groups(snapshot.run, reports):
         if mismatch := _mismatch(snapshot.run, group):
             found.append(mismatch)
         elif (gap := _gap(group)) and any(stands_still(snapshot, rank) for rank in gap.inside):
@@ -71,7 +75,9 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     waits = _waits(snapshot.run, reports, gaps)
     found += [_missing(snapshot, waits, gap) for gap in gaps]
     said = {rank for gap in gaps for rank in gap.missing}
-    return [*found, *_transfers(snapshot, reports, waits, said)]
+    found += _transfers(snapshot, reports, waits, said)
+    more = len(found) - _SENTENCES
+    return [*found[:_SENTENCES], f"The same of {more} more."] if more > 0 else found
 
 
 def stands_still(snapshot: Snapshot, rank: int) -> bool:
@@ -81,9 +87,13 @@ def stands_still(snapshot: Snapshot, rank: int) -> bool:
     return waits or status.state in FINAL or bool(status.stop)
 
 
-def groups(reports: Reports) -> list[Group]:
-    """The groups of which any rank tells; the default group first."""
+def groups(run: Run, reports: Reports) -> list[Group]:
+    """The groups of which any rank tells; the default group first. None if the ranks are not one program: they have
+    made groups each for itself, or with processes of other runs."""
     to_run = _to_run(reports)
+    ranks_of_all = {rank for report in reports.values() for group in report.groups for rank in group.ranks}
+    if len(to_run) < len(reports) or not ranks_of_all <= set(range(len(run.ranks))):
+        return []
     calls: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Call]]] = {}
     for rank, report in sorted(reports.items()):
         for name, description, ranks, made in report.groups:
@@ -113,18 +123,18 @@ def alike(calls: Mapping[int, Call]) -> list[tuple[Call, list[int]]]:
 
 def _signature(call: Call, uneven: bool) -> tuple[Any, ...]:
     kind = call.operation.rpartition(":")[2]
-    tensors: tuple[str, ...] = call.inputs
-    if "all_to_all" in kind or "alltoall" in kind:  # each pair of ranks may exchange another number of elements
-        tensors = tuple(sorted({_dtype(tensor) for tensor in tensors}))
-    elif "scatter" in kind and "reduce" not in kind:  # only the source has an input
-        tensors = call.outputs
-    elif "gather" in kind and uneven:
-        tensors = tuple(sorted({_dtype(tensor) for tensor in tensors}))
-    return call.name, kind, tensors
+    # Each pair of ranks may exchange another number of elements.
+    if "all_to_all" in kind or "alltoall" in kind or ("gather" in kind and uneven):
+        return call.name, kind, frozenset(tensor.partition("[")[0] for tensor in call.inputs)
+    # Of scatter only the source has an input.
+    source_only = "scatter" in kind and "reduce" not in kind
+    return call.name, kind, tuple(map(_amount, call.outputs if source_only else call.inputs))
 
 
-def _dtype(tensor: str) -> str:
-    return tensor.partition("[")[0]
+def _amount(tensor: str) -> tuple[str, int]:
+    """Dtype and number of elements: their shape is the rank's own affair."""
+    dtype, _, shape = tensor.rstrip("]").partition("[")
+    return dtype, math.prod(int(size) for size in shape.split(", ") if size)
 
 
 # ---------------------------------------------------------------- a mismatch
@@ -139,6 +149,8 @@ def _mismatch(run: Run, group: Group) -> str:
             for call, ranks in kinds:
                 verb = "calls" if len(ranks) == 1 else "call"
                 parts.append(f"{_ranks(ranks)} {verb} {described(run, call)}")
+            if (more := len(parts) - _PARTS) > 0:
+                parts[_PARTS:] = [f"{more} more differ"]
             rule = "pass the same shape and dtype" if names else "make the same calls in the same order"
             return f"Collective {number} of {group.label}: {', '.join(parts)}. All its ranks have to {rule}."
     return ""
@@ -172,6 +184,8 @@ def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
     for (behind, what), ranks in groups.items():
         have = "has" if len(ranks) == 1 else "have"
         parts.append(f"{_ranks(ranks)} {behind and f'{have} {behind} and '}{what.of(len(ranks))}")
+    if (more := len(parts) - _PARTS) > 0:
+        parts[_PARTS:] = [f"and {more} more"]
     return f"Collective {number} of {group.label}, {described(snapshot.run, gap.call)}: {', '.join(parts)}."
 
 
