@@ -11,7 +11,8 @@ alternating order, and the ratio of the two times is taken pair by pair.
 On a shared machine such ratios scatter by some percent, and a part costs some tenths of one. So it works, and rank 0
 prints, ``--often`` times as often as in a run that has lasted for a while (10 by default), and what that costs is
 divided by ``--often``. Work that is done more often gets cheaper, as caches stay warm: the last column is what the part
-uses of a processor at its usual pace; of the kernel also without the timeline, in turns with it. Each rank's main
+uses of a processor at its usual pace; of the kernel also without the timeline, in turns with it. Of torch's flight
+recorder, which nbspawn reads (_rank/recorder.py), runs with it and without it take turns. Each rank's main
 thread stays on a processor of its own: where Linux puts gloo's threads and the main ones beside each other changes by
 the second, and such a loop's speed by a third with it.
 """
@@ -168,6 +169,12 @@ def shares(rank: int, loop: str) -> dict[str, float]:
     return {part: (b - a) / took for part, a, b in zip(PARTS, before, after, strict=True)}
 
 
+def pace(rank: int) -> float:
+    """In a rank: seconds of a step of the loop with all_reduce, the median of ten turns."""
+    step, count = _begin(rank, "together", 1)
+    return statistics.median(_time(step, count) / count for _ in range(10))
+
+
 def _used(pid: int) -> float:
     """Seconds of processors that a process's threads have used; nanoseconds are counted."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
@@ -203,6 +210,14 @@ def run() -> None:
                     f"(medians of {TURNS // 2} turns each: {_all(used[True])}; {_all(used[False])})"
                 )
             kernel.run("overhead.timeline(True)")
+            paces: dict[int, list[float]] = {0: [], 500: []}
+            for turn in range(2 * TURNS):
+                size = 500 * (turn % 2)
+                cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 --env TORCH_FR_BUFFER_SIZE={size} -o TOLD\n"
+                paces[size].append(kernel.run(f"{cell}overhead.pace(rank)", "TOLD[0]").value)
+            off, on = map(statistics.median, paces.values())
+            scatter = " and ".join(f"{min(each) * 1e6:.0f} to {max(each) * 1e6:.0f}" for each in paces.values())
+            print(f"together torch's flight recorder: {on / off - 1:+.2%} ({scatter} us a step without and with it)")
             kernel.run(f"overhead.hasten({given.often})")
             for loop in LOOPS:
                 for part in PARTS:
