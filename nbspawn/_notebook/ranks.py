@@ -178,7 +178,7 @@ def _collectives(request: _Request) -> None:
 
 def _idle_collectives(pool: Pool) -> Report:
     reports = pool.ask("collectives")
-    run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=views.cell_names()).of_kept(())
+    run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=pool.names).of_kept(())
     return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
 
 

@@ -49,6 +49,8 @@ class Pool:
         self.command_options = command_options or CommandOptions()
         self.numbers = itertools.count(1)
         """Numbers for source code that is not a cell of the notebook."""
+        self.names: dict[str, str] = {}
+        """IPython's names for the cells that the ranks have run, by file name."""
         self.background: BackgroundRun | None = None
         """The last background run, whether or not it has ended."""
         self.ended = ""
@@ -255,6 +257,7 @@ class Pool:
         current = self._ranks
         how, notes = (("kept ranks", ""), ()) if current.used else (current.how, current.notes)
         engine = current.engine
+        self.names.update(job.names)
         run = Run.new(self.nprocs, *how, engine.log_dir, started, engine.cell, job.source, job.names)
         if self.options.keep:
             run = run.of_kept(selected if current.used else None)
