@@ -161,6 +161,7 @@ class Interact(ipywidgets.VBox):
             raise UsageError("nothing has been run: run() starts the ranks")
         self._handle.exception(timeout)
         self._ended(self._handle)
+        self._draw_picture()  # again: nbclient passes over what arrives between two cells
         return self._handle.result()
 
     def _run_pressed(self) -> None:
