@@ -274,6 +274,9 @@ def test_a_rank_does_not_remember_what_it_has_printed(kernel: Kernel, method: st
 
 def test_two_million_lines(kernel: Kernel) -> None:
     """The error still arrives, the logs are whole, the notebook stays small, and the kernel's memory flat."""
+    ok(
+        kernel.execute("%%spawn 4 -b gloo\nfor i in range(50_000): print(f'rank {rank} line {i}')")
+    )  # imports come first
     before = psutil.Process(kernel.pid).memory_info().rss
     cell = kernel.submit(
         "%%spawn 4 -b gloo\nimport torch.distributed as dist\n"
