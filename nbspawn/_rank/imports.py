@@ -7,9 +7,14 @@ import importlib.machinery
 import importlib.util
 import itertools
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
+
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _LIBRARIES))})/|.*/(?:site|dist)-packages/")
 
 
 @functools.cache
@@ -31,16 +36,14 @@ def installed(modules: Iterable[str]) -> list[str]:
     return found
 
 
-@functools.cache
-def _not_own() -> tuple[str, ...]:
-    """Where the standard library and nbspawn are."""
-    return os.path.dirname(os.__file__) + os.sep, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+def is_library(file: str) -> bool:
+    """Is the file installed, or no file at all ('<string>')? A cell of IPython 7 counts as a file."""
+    return not file.startswith("<ipython-input") and _LIBRARY.match(file) is not None
 
 
 def is_own(path: str) -> bool:
-    """Is it a source file of the user's: of no installed package, and no part of Python?"""
-    outside = not path.startswith((*_places(), *_not_own()))
-    return outside and path.endswith(".py") and "site-packages" not in path and "dist-packages" not in path
+    """Is it a source file of the user's?"""
+    return path.endswith(".py") and not is_library(path)
 
 
 def is_installed(package: str) -> bool:

@@ -18,7 +18,7 @@ from nbspawn._protocol import gauges
 from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
 from nbspawn._rank import namespace, naming
-from nbspawn._rank.sampler import is_library
+from nbspawn._rank.imports import is_library
 from nbspawn._rank.tensors import Holding, Walk, attributes
 
 _VARIABLES = 100  # that are reported each; the rest is one number

@@ -20,7 +20,8 @@ from typing import Any
 
 from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import Frame
-from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective, is_library
+from nbspawn._rank.imports import is_library
+from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
 
 _log = logging.getLogger(__name__)
 

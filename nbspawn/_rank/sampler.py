@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import linecache
 import os
-import re
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.gauges import Gauges
 from nbspawn._protocol.messages import Sampled
 from nbspawn._rank.channel import Channel
+from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.stacks import OtherThreads
 
@@ -57,9 +56,6 @@ _IDLE = 1.0  # seconds without processor time
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
 RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
-_PLACES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_PLACES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _PLACES))})/|.*/(?:site|dist)-packages/")
 
 
 @contextmanager
@@ -225,11 +221,6 @@ class Sampler:
             own = file in self._info.command.names or not is_library(file)
             self._own[file] = own
         return own
-
-
-def is_library(file: str) -> bool:
-    """Is the file installed, or no file at all ('<string>')? A cell of IPython 7 counts as a file."""
-    return not file.startswith("<ipython-input") and _LIBRARY.match(file) is not None
 
 
 def _waiting(position: Position) -> Position:

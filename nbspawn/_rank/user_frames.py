@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 
 from nbspawn._protocol.messages import RunCell
+from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
-from nbspawn._rank.sampler import is_library
 
 _RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAIN = os.path.join(_RANK, "main.py")

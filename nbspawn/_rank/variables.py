@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbspawn._rank.sampler import is_library
+from nbspawn._rank.imports import is_library
 
 _MOST = 30  # variables
 _WIDTH = 160  # characters of one value

@@ -9,7 +9,7 @@ import torch
 from kernels import Kernel, ok
 from packaging.version import Version
 
-pytestmark = pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch has no recorder for gloo")
+recorded = pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch has no recorder for gloo")
 
 DIFFERENT = """%%spawn 3 -b gloo {options}
 import torch, torch.distributed as dist
@@ -26,6 +26,7 @@ SENTENCE = (
 )
 
 
+@recorded
 def test_the_stall_sentence_and_stop(kernel: Kernel) -> None:
     cell = kernel.submit(DIFFERENT.format(options="")).until("ready")
     cell.see(lambda: "have waited" in cell.reply.table["text/plain"], "ranks wait")
@@ -36,6 +37,7 @@ def test_the_stall_sentence_and_stop(kernel: Kernel) -> None:
     assert "When the ranks were stopped" not in reply.table["text/plain"], "it is said once"
 
 
+@recorded
 def test_the_timeout_says_it(kernel: Kernel) -> None:
     reply = kernel.execute(DIFFERENT.format(options="--timeout 3"))
     assert reply.ename == "RunTimeoutError" and SENTENCE in reply.traceback
@@ -51,6 +53,7 @@ def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
     assert "When the ranks were stopped: The ranks have diverged." in reply.table["text/plain"]
 
 
+@recorded
 @pytest.mark.parametrize(
     "call, ends",
     [
@@ -72,6 +75,7 @@ def test_an_error_elsewhere_is_not_put_down_to_collectives(kernel: Kernel) -> No
     assert "KeyError: 'hieght'" in reply.traceback and "Collective" not in reply.traceback, "its peers only followed"
 
 
+@recorded
 def test_ranks_collectives(kernel: Kernel) -> None:
     """Of ranks that run in the background, and of kept ones that are idle."""
     ok(kernel.execute("%%spawn 2 --keep -b gloo\nimport torch, torch.distributed as dist, time"))
@@ -91,6 +95,14 @@ def test_ranks_collectives(kernel: Kernel) -> None:
 
     cell.see(said, "it is said after a second")
     ok(kernel.execute("%ranks interrupt"))
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_ranks_collectives_without_a_recorder(kernel: Kernel) -> None:
+    cell = "%%spawn 2 --keep -b gloo --env TORCH_FR_BUFFER_SIZE=0\nimport torch.distributed as dist\ndist.barrier()"
+    ok(kernel.execute(cell))
+    shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]["text/plain"]
+    assert shown.splitlines()[-1].startswith("Torch has recorded no calls in the ranks' process groups.")
     ok(kernel.execute("%ranks stop"))
 
 
