@@ -41,7 +41,8 @@ class RecordedCollectives:
         if now < self._look_at:
             return run
         self._look_at = now + _LOOK
-        if at_rest or not overdue(views.snapshot(run, now)):
+        # A look ahead, so that the first sentence that is shown is the recorder's.
+        if at_rest or not overdue(views.snapshot(run, now + _LOOK)):
             self._ask_at = 0.0
             return replace(run, collectives={}) if run.collectives else run
         if now < self._ask_at:
