@@ -17,6 +17,7 @@ from nbspawn._state.stall import overdue
 from nbspawn.errors import Failure, root_cause_first
 
 _LOOK = 1.0  # seconds between two looks whether ranks stand still
+_AHEAD = 2.0  # seconds, more than between two looks: the first sentence that is shown is then the recorder's
 _AGAIN = 5.0  # seconds between two questions while they do
 _UNRECORDED = 60.0  # the same where no rank has told anything
 
@@ -41,8 +42,7 @@ class RecordedCollectives:
         if now < self._look_at:
             return run
         self._look_at = now + _LOOK
-        # A look ahead, so that the first sentence that is shown is the recorder's.
-        if at_rest or not overdue(views.snapshot(run, now + _LOOK)):
+        if at_rest or not overdue(views.snapshot(run, now + _AHEAD)):
             self._ask_at = 0.0
             return replace(run, collectives={}) if run.collectives else run
         if now < self._ask_at:
