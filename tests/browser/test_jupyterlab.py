@@ -128,7 +128,10 @@ dist.barrier()"""
     outputs.locator("select").select_option("output of rank 1")
     expect(outputs.locator(".jupyter-widgets pre")).to_have_text(f"pid {pids[1]} of rank 1")
     expect(table).to_contain_text("Rank 0 has waited")
-    expect(table).to_contain_text("in barrier (line 6). Rank 1 is at line 5: time.sleep(600).")
+    expect(table).to_contain_text(
+        "Collective 1 of the default group, barrier (line 6): rank 0 is in it, "
+        "rank 1 has not come (no call recorded) and is at line 5: time.sleep(600)."
+    )
     stop = outputs.get_by_role("button", name="Stop")
     table_box, stop_box, printed_box = (shown.bounding_box() for shown in (table, stop, printed))
     assert table_box and stop_box and printed_box

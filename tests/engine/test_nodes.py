@@ -155,6 +155,37 @@ def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> 
     assert re.search(rf"Full logs: {socket.gethostname()}:/\S+, {socket.gethostname()}:/\S+$", str(caught.value), re.M)
 
 
+class Typist:
+    """Types these lines at prompts, and remembers what was asked."""
+
+    present = True
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+
+    def ask(self, prompt: str, password: bool) -> InputReply:
+        return InputReply("text", self.lines.pop(0))
+
+    def actions(self) -> tuple[()]:
+        return ()
+
+
+@clean
+def test_a_value_is_compared_over_nodes(nodes: Processes) -> None:
+    with Kept(nodes, backend="gloo") as kept:
+        kept.execute("import torch\nx = {'a': torch.zeros(1_000_000), 'b': rank // 2}")
+        kept.execute("x['a'][:] = 2", only=[3])
+        found = comparison.of_idle(kept.pool, range(4), "x", Tolerance())
+        assert [one["groups"] for one in found.differing] == [[[0, 1, 2], [3]], [[0, 1], [2, 3]]]
+        assert found.differing[0]["closer"][0]["count"] == 1_000_000
+        written: list[str] = []
+        typist = Typist("diff x", "diff missing", "all c")
+        kept.pool.command_options = CommandOptions(view=StreamView(written.append, typist))
+        kept.execute("torch.distributed.barrier()\nbreakpoint()")
+        text = "".join(written)
+        assert f"{found}\n" in text and "[0-3] *** NameError: name 'missing' is not defined" in text
+
+
 def test_a_session_keeps_variables_over_nodes(nodes: Processes) -> None:
     with Kept(nodes, backend="gloo") as kept:
         kept.execute("import torch, torch.distributed as dist\nkept = torch.ones(1) * rank")
@@ -507,34 +538,3 @@ def test_an_agent_does_not_trust_whoever_answers() -> None:
 def test_what_several_machines_cannot_have(options: dict[str, Any], message: str) -> None:
     with pytest.raises(nbspawn.UsageError, match=message):
         Pool(LaunchOptions(**{"nprocs": 4, "on": Processes(2), **options}))
-
-
-class Typist:
-    """Types these lines at prompts, and remembers what was asked."""
-
-    present = True
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = list(lines)
-
-    def ask(self, prompt: str, password: bool) -> InputReply:
-        return InputReply("text", self.lines.pop(0))
-
-    def actions(self) -> tuple[()]:
-        return ()
-
-
-@clean
-def test_a_value_is_compared_over_nodes(nodes: Processes) -> None:
-    with Kept(nodes, backend="gloo") as kept:
-        kept.execute("import torch\nx = {'a': torch.zeros(1_000_000), 'b': rank // 2}")
-        kept.execute("x['a'][:] = 2", only=[3])
-        found = comparison.of_idle(kept.pool, range(4), "x", Tolerance())
-        assert [one["groups"] for one in found.differing] == [[[0, 1, 2], [3]], [[0, 1], [2, 3]]]
-        assert found.differing[0]["closer"][0]["count"] == 1_000_000
-        written: list[str] = []
-        typist = Typist("diff x", "diff missing", "all c")
-        kept.pool.command_options = CommandOptions(view=StreamView(written.append, typist))
-        kept.execute("torch.distributed.barrier()\nbreakpoint()")
-        text = "".join(written)
-        assert f"{found}\n" in text and "[0-3] *** NameError: name 'missing' is not defined" in text
