@@ -17,6 +17,7 @@ from nbspawn._engine import forkserver, inherited, signals, stacks
 from nbspawn._engine.command_state import CommandState
 from nbspawn._engine.directories import run_directories
 from nbspawn._engine.edits import Edits
+from nbspawn._engine.event_queue import EventQueue
 from nbspawn._engine.exits import Exits
 from nbspawn._engine.guard import guard
 from nbspawn._engine.log_follower import LogFollower
@@ -77,7 +78,7 @@ class LocalRanks(ProcessContext):
         self._questions = Questions(files)
         self._edits = Edits(own_files() if launch.keep and launch.method == "fork" else {})
         self._command = self._begun(dict.fromkeys(range(self.nprocs), launch.command), {})
-        self._events: list[Event] = []
+        self._queue = EventQueue(self._logs)
         self._to_break: set[int] = set()
         self._losses: set[str] = set()
         self._closed = False
@@ -125,18 +126,20 @@ class LocalRanks(ProcessContext):
 
     @property
     def over(self) -> bool:
-        """Have all ranks ended?"""
-        return not self.sentinels
+        """Have all ranks ended, and has ``poll`` told all of it?"""
+        return not self.sentinels and not self._queue
 
     @property
     def settled(self) -> bool:
         """Have all ranks ended what they were given? One-shot ranks end with it, kept ranks report how it ended."""
-        return self.over or (self._launch.keep and not self._command.busy)
+        return not self._queue and (not self.sentinels or (self._launch.keep and not self._command.busy))
 
     @property
     def complete(self) -> bool:
         """Do all ranks live? What has happened meanwhile is noticed."""
         self.poll(0.0)
+        while self._queue:
+            self.poll(0.0)
         return len(self.sentinels) == self.nprocs
 
     def usage(self) -> list[Reading]:
@@ -193,40 +196,46 @@ class LocalRanks(ProcessContext):
     # ------------------------------------------------------------ watching
 
     def poll(self, timeout: float) -> list[Event]:
-        """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it."""
-        if not self.over:
+        """What has happened, after at most ``timeout`` seconds. An event waits for what its rank printed before it,
+        which may take several polls."""
+        if self.sentinels:
             about_to_end = self._exits.about_to_end()
             next_due = min(self._logs.next_poll(self._command.began_at), self._command.schedule.next_due)
-            wait = min(timeout, next_due - time.monotonic(), _ENDING_TICK if about_to_end else math.inf)
+            at_most = 0.0 if self._queue else timeout
+            wait = min(at_most, next_due - time.monotonic(), _ENDING_TICK if about_to_end else math.inf)
             for key, _ in self._resources.selector.select(max(0.0, wait)):
                 key.data()
             self._run_due()
             for rank in about_to_end:
                 self._notice_exit(rank)
         now = time.monotonic()
-        if not self.over and self._logs.poll_is_due(now, self._command.began_at):
-            self._poll_logs(now)
-        events, self._events = self._events, []
+        ends: dict[int, int] = {}
+        if self.sentinels and self._logs.poll_is_due(now, self._command.began_at):
+            ends = self._poll(now)
+        events = self._queue.take()
+        if not self._queue:
+            events += self._logs.read(ends)
+        if self.over:
+            self._release()
         return events
 
     def wake(self) -> None:
         """Have a ``poll`` that waits return; from any thread, or a signal handler."""
         self._resources.waker.wake()
 
-    def _poll_logs(self, now: float) -> None:
-        """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message."""
+    def _poll(self, now: float) -> dict[int, int]:
+        """Look for what wakes nobody. With many ranks that is most of the work, hence not at every message. Returns how
+        far to read the logs."""
         self._logs.poll_begins(now)
         self._look_for_exits(now)
-        if self.over:
-            return
         # What a log holds now was printed after every display that the rank has sent by now at a smaller offset:
         # so take the logs' ends first, then all messages, then the logs up to those ends.
         ends = self._logs.ends(self._exits.living)
         self._resources.hub.drain()
-        self._events += self._logs.read(ends)
         if self._gauges.is_due(now):
-            self._events += self._gauges.changes(self._exits.living, now)
+            self._queue.add(*self._gauges.changes(self._exits.living, now))
             guard.renew_if_lost()
+        return ends
 
     def _look_for_exits(self, now: float) -> None:
         killed_at = self._command.killed_at
@@ -255,11 +264,11 @@ class LocalRanks(ProcessContext):
             _log.warning("rank %d: a %s of command %d is not for this one", event.rank, type(event).__name__, number)
             return
         if isinstance(event, Report):
-            self._events += self._gauges.change(event.rank)
+            self._queue.add(*self._gauges.change(event.rank))
         offset = getattr(event, "offset", None)
         if offset is not None:
-            self._events += self._logs.read_to(event.rank, offset)
-        self._events.append(event)
+            self._queue.add_printed(event.rank, offset)
+        self._queue.add(event)
         if isinstance(event, Started):
             _log.debug("rank %d has started: pid %d", event.rank, event.pid)
             if event.rank in self._to_break:
@@ -276,17 +285,15 @@ class LocalRanks(ProcessContext):
         self._exits.remove(rank)
         self._command.busy.discard(rank)
         self._resources.hub.drain()
-        self._events += self._logs.read_rest(rank)
-        self._events += self._gauges.change(rank)
+        self._queue.add_printed(rank)
+        self._queue.add(*self._gauges.change(rank))
         if pid is not None:
             signals.kill_group(pid)
         moment = time.monotonic()
         _log.debug("rank %d has ended: %s", rank, "exit code unknown" if code is None else f"exit code {code}")
-        self._events.append(Exited(rank, moment, code))
+        self._queue.add(Exited(rank, moment, code))
         why_unknown = self._exits.why_unknown() if code is None else ""
         self._command.outcomes.note_exit(rank, code, moment, why_unknown)
-        if self.over:
-            self._release()
 
     # ------------------------------------------------------------ ending
 
@@ -313,7 +320,7 @@ class LocalRanks(ProcessContext):
             self._sender.interrupt_again()
 
     def _signal(self, number: signal.Signals) -> None:
-        self._events += self._sender.send(number, self._command)
+        self._queue.add(*self._sender.send(number, self._command))
 
     # ------------------------------------------------------------ where ranks stand
 
@@ -347,7 +354,9 @@ class LocalRanks(ProcessContext):
     # ------------------------------------------------------------ giving back
 
     def _release(self) -> None:
-        """All ranks have ended: give every file and socket back."""
+        """All is over: give every file and socket back."""
+        if self not in running:
+            return
         running.discard(self)
         self._logs.close()
         self._resources.close()
@@ -365,10 +374,12 @@ class LocalRanks(ProcessContext):
     def close(self, keep_logs: bool = False) -> None:
         """End whatever is left, by force, and give back every file, socket and process. The logs of a run that failed
         stay for a while (_engine/directories.py), others if ``keep_logs``."""
-        if not self.over:
+        if self.sentinels:
             self._end_all(kill=0.0)
-        while not self.over:
+        while self.sentinels:
             self.poll(_TICK)
+        self._queue.clear()
+        self._release()
         if not self._closed:
             self._closed = True
             self._regrouping.close()

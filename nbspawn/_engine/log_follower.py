@@ -47,15 +47,12 @@ class LogFollower:
         """What was printed since the last read, but nothing beyond these offsets, by rank."""
         return [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
 
-    def read_to(self, rank: int, offset: int) -> list[Printed]:
-        """Everything that the rank printed before a message which it sent at this offset."""
-        printed = self._tails[rank].read_to(offset)
-        self._read_early = self._read_early or bool(printed)
-        return printed
-
-    def read_rest(self, rank: int) -> list[Printed]:
-        """Everything that is left in the log of a rank that has ended."""
-        return self._tails[rank].read_to(None)
+    def read_to(self, rank: int, offset: int | None) -> tuple[list[Printed], int]:
+        """The next piece of what the rank printed before a message which it sent at this offset, or before it ended
+        (None), and how many bytes that was: 0 where there is no more."""
+        printed, size = self._tails[rank].read_to(offset)
+        self._read_early = self._read_early or (offset is not None and bool(printed))
+        return printed, size
 
     def close(self) -> None:
         """Close the files."""

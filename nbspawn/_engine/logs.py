@@ -42,8 +42,8 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
 
 
 class LogTail:
-    """Follows one rank's log, which is open as ``fd``, from the start. ``read`` takes at most 1 MiB at a time, so that
-    a flood from one rank holds up neither its peers nor the view."""
+    """Follows one rank's log, which is open as ``fd``, from the start. At most 1 MiB is read at a time, so that a
+    flood from one rank holds up neither its peers nor the view."""
 
     def __init__(self, fd: int, rank: int) -> None:
         self._fd = fd
@@ -61,21 +61,20 @@ class LogTail:
 
     def read(self, end: int) -> list[Printed]:
         """What was printed since, but nothing beyond the offset ``end``."""
-        return self._fold(os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset))
+        return self._fold(self._read(end))
 
-    def read_to(self, offset: int | None) -> list[Printed]:
-        """Everything up to ``offset`` (None: the end), the unfinished line too: something else comes next."""
-        printed: list[Printed] = []
-        self.end()
-        while offset is None or self._offset < offset:
-            size = _CHUNK if offset is None else min(_CHUNK, offset - self._offset)
-            data = os.pread(self._fd, size, self._offset)
-            if not data:
-                break
-            printed += self._fold(data)
+    def read_to(self, offset: int | None) -> tuple[list[Printed], int]:
+        """What comes next before ``offset`` (None: the end), and how many bytes that was. Where there is nothing any
+        more, the unfinished line, and 0: something else comes next."""
+        end = self.end()
+        if data := self._read(end if offset is None else offset):
+            return self._fold(data), len(data)
         rest = tuple(self._buffer.finish())
         self._current = ""
-        return [*printed, Printed(self._rank, rest, "")] if rest else printed
+        return ([Printed(self._rank, rest, "")] if rest else []), 0
+
+    def _read(self, end: int) -> bytes:
+        return os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset)
 
     def _fold(self, data: bytes) -> list[Printed]:
         if not data:

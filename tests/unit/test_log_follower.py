@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from nbspawn._engine import inherited
+from nbspawn._engine.event_queue import EventQueue
 from nbspawn._engine.log_follower import LogFollower
-from nbspawn._protocol.messages import Printed
+from nbspawn._protocol.messages import Event, Exited, Printed
 
 
 class Logs:
@@ -50,9 +51,9 @@ def test_whoever_is_awake_polls_when_half_the_interval_is_over(logs: Logs) -> No
 def test_after_an_early_read_peers_are_read_soon(logs: Logs) -> None:
     follower, began = logs.follower, 0.0
     follower.poll_begins(1000.0)
-    assert follower.read_to(0, 0) == [] and follower.next_poll(began) == 1000.5
+    assert follower.read_to(0, 0) == ([], 0) and follower.next_poll(began) == 1000.5
     logs.write(0, "loss 1\n")
-    assert follower.read_to(0, 7) == [Printed(0, ("loss 1",), "")]
+    assert follower.read_to(0, 7) == ([Printed(0, ("loss 1",), "")], 7)
     assert follower.next_poll(began) == pytest.approx(1000.05)
     follower.poll_begins(1000.05)
     assert follower.next_poll(began) == pytest.approx(1000.55)
@@ -71,7 +72,8 @@ def test_nothing_beyond_the_ends_is_read(logs: Logs) -> None:
 
 def test_the_rest_of_a_log_ends_with_a_line_that_has_no_end(logs: Logs) -> None:
     logs.write(1, "a\nb")
-    assert logs.follower.read_rest(1) == [Printed(1, ("a",), "b"), Printed(1, ("b",), "")]
+    assert logs.follower.read_to(1, None) == ([Printed(1, ("a",), "b")], 3)
+    assert logs.follower.read_to(1, None) == ([Printed(1, ("b",), "")], 0)
 
 
 def test_a_log_that_something_empties_is_read_on(logs: Logs) -> None:
@@ -83,7 +85,30 @@ def test_a_log_that_something_empties_is_read_on(logs: Logs) -> None:
     assert lines(logs.follower.read(logs.follower.ends([0]))) == ["late"]
     os.truncate(logs.paths[0], 0)
     logs.write(0, "last")
-    assert lines(logs.follower.read_rest(0)) == ["last"]
+    logs.follower.read_to(0, None)
+    assert lines(logs.follower.read_to(0, None)[0]) == ["last"]
+
+
+def test_an_event_waits_for_what_its_rank_printed_which_is_taken_in_pieces(logs: Logs) -> None:
+    """A rank had printed a gigabyte when it ended: read at once, it took the kernel's memory, and kept Stop out."""
+    numbers = [f"{number:063}" for number in range(150_000)]  # 9.6 MB
+    logs.write(0, "".join(f"{line}\n" for line in numbers) + "no end")
+    logs.write(1, "a line\nlater\n")
+    queue = EventQueue(logs.follower)
+    first, last = Exited(0, 1.0, 0), Exited(1, 2.0, 0)
+    queue.add_printed(0)
+    queue.add(first)
+    queue.add_printed(1, 7)
+    queue.add(last)
+    pieces: list[list[Event]] = []
+    while queue:
+        pieces.append(queue.take())
+    events = [event for piece in pieces for event in piece]
+    printed = [event for event in events if isinstance(event, Printed)]
+    assert lines(printed) == [*numbers, "no end", "a line"]
+    assert [event for event in events if event in (first, last) or printed[-1] is event] == [first, printed[-1], last]
+    assert len(pieces) == 3 and pieces[-1][-1] is last
+    assert logs.follower.read(logs.follower.ends([1])) == [Printed(1, ("later",), "")]
 
 
 def lines(printed: list[Printed]) -> list[str]:
