@@ -43,6 +43,7 @@ def container(place: tuple[object, ...]) -> str:
 def holder(thing: object) -> str:
     """What holds an object: 'a list in class Cache', 'a dict in mylib.cache', 'a local variable of train()'. '' if the
     process has too many objects."""
+    gc.unfreeze()  # otherwise what a rank has inherited is not seen (_rank/main.py)
     if len(gc.get_objects()) > _SCANNED:
         return ""
     modules = {id(attributes(module)): name for name, module in list(sys.modules.items())}

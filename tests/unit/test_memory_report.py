@@ -25,6 +25,13 @@ from nbspawn._rank import memory, naming
 MB = 250_000  # float32 elements
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_again() -> Iterator[None]:
+    """What tests/conftest.py has frozen, for the sake of the tests' time, a report unfreezes."""
+    yield
+    gc.freeze()
+
+
 def reported(**variables: Any) -> dict[str, Held]:
     """What each variable holds."""
     return {held.name: held for held in memory.of(variables).variables}
@@ -173,6 +180,7 @@ def elsewhere() -> str:
 def test_what_no_variable_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(naming, "_SCANNED", sys.maxsize)  # all tests of a run together have imported much
     gc.collect()
+    gc.freeze()  # as a rank does with what it inherits, such as the list of this class
     before = memory.of({}).elsewhere.size
     Cache.items += [ones(40), ones(40)]
     try:
