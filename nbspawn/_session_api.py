@@ -192,7 +192,8 @@ class RankSubset:
 
 
 class Session(RankSubset):
-    """Kept ranks: they stay alive, with their variables, until ``close``. As a context manager it starts and ends them.
+    """Kept ranks: they stay alive, with their variables, until ``close``. As a context manager it starts and ends
+    them::
 
         with nbspawn.Session(4, backend="gloo") as ranks:
             ranks.run(load_model)

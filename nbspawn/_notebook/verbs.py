@@ -1,4 +1,4 @@
-"""The commands of ``%ranks``, each with its argument and its meaning: for help, completion and the README."""
+"""The commands of ``%ranks``, each with its argument and its meaning: for help, completion and the reference."""
 
 from __future__ import annotations
 

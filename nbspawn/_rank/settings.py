@@ -1,7 +1,7 @@
 """The notebook's settings that every rank begins with: read in the kernel, set in the rank.
 
-They are the same whatever the start method. All that is not named here is the rank's own, or under fork inherited. The
-README lists what is (a test compares).
+They are the same whatever the start method. All that is not named here is the rank's own, or under fork inherited.
+docs/guide/what_a_rank_finds.md lists what is (a test compares).
 """
 
 from __future__ import annotations

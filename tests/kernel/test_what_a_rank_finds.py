@@ -219,12 +219,11 @@ def test_seeds_of_functions(nothing_left: None) -> None:
 # ---------------------------------------------------------------- the list of settings
 
 
-def test_the_readme_names_every_setting() -> None:
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
-    section = re.search(r"### What a rank finds(.*?)\n?## ", text)
-    assert section
+def test_the_guide_names_every_setting() -> None:
+    page = Path(__file__).parents[2] / "docs" / "guide" / "what_a_rank_finds.md"
+    text = " ".join(page.read_text().split())
     for name in (*settings._torch(), "numpy", "pandas", "warning filters", "logging"):
-        assert name in section[1], name
+        assert name in text, name
 
 
 def test_reading_the_default_device_makes_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
