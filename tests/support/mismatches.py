@@ -7,6 +7,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -154,7 +155,8 @@ def does_all_right(rank: int) -> None:
     counts = [1, 2, 3]
     received = torch.ones(3 * counts[rank])
     dist.all_to_all_single(received, torch.ones(6), [counts[rank]] * 3, counts)
-    dist.all_to_all([torch.ones(2)] * 3, [torch.ones(2)] * 3)
+    with suppress(RuntimeError):  # gloo does not have it in torch 2.8 and 2.9
+        dist.all_to_all([torch.ones(2)] * 3, [torch.ones(2)] * 3)
     dist.all_gather_object([None] * 3, "x" * rank)
     dist.broadcast_object_list([1, 2] if rank == 1 else [None, None], 1)
     dist.monitored_barrier()
