@@ -1,4 +1,4 @@
-"""The directive ``command-line``: the options of a magic as a table, made from its parser."""
+"""The directive ``command-line``: the options of a magic, made from its parser."""
 
 from __future__ import annotations
 
@@ -22,39 +22,25 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         yield f"{names} {values}".strip() if action.nargs != 0 else names, (action.help or "").replace("%%", "%")
 
 
-_TABLES = {
-    "spawn": ("Option", lambda: _options(PARSER)),
-    "ranks": ("Option", lambda: _options(RANKS_PARSER)),
-    "commands": ("Command", lambda: ((f"%ranks {verb.usage}", verb.meaning.replace("`", "")) for verb in VERBS)),
+_LISTS = {
+    "spawn": lambda: _options(PARSER),
+    "ranks": lambda: _options(RANKS_PARSER),
+    "commands": lambda: ((f"%ranks {verb.usage}", verb.meaning.replace("`", "")) for verb in VERBS),
 }
 
 
 class CommandLine(SphinxDirective):
-    """``{command-line} spawn``, ``ranks`` or ``commands``."""
+    """``{command-line} spawn``, ``ranks`` or ``commands``. A list rather than a table, which a phone cuts off."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        heading, rows = _TABLES[self.arguments[0]]
-        group = nodes.tgroup(cols=2)
-        group += [nodes.colspec(colwidth=35), nodes.colspec(colwidth=65)]
-        head, body = nodes.thead(), nodes.tbody()
-        head += _row(nodes.Text(heading), nodes.Text("Meaning"))
-        for shown, meaning in rows():
-            body += _row(nodes.literal(text=shown), nodes.Text(meaning))
-        group += [head, body]
-        table = nodes.table()
-        table += group
-        return [table]
-
-
-def _row(*cells: nodes.Node) -> nodes.row:
-    row = nodes.row()
-    for cell in cells:
-        entry = nodes.entry()
-        entry += nodes.paragraph("", "", cell)
-        row += entry
-    return row
+        shown = nodes.definition_list()
+        for usage, meaning in _LISTS[self.arguments[0]]():
+            term = nodes.term("", "", nodes.literal(text=usage))
+            definition = nodes.definition("", nodes.paragraph(text=meaning))
+            shown += nodes.definition_list_item("", term, definition)
+        return [shown]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
