@@ -23,7 +23,7 @@ from tqdm import tqdm
 data = torch.randn(370, 8)  # for four ranks
 
 def train(sample):
-    time.sleep(0.03)
+    time.sleep(0.02)
     return sample.square().mean()"""
 TYPED = "%%spawn 4 -b gloo"
 CELL = """
@@ -35,10 +35,10 @@ dist.barrier()"""
 # What is replaced, and by what: all ranks take their whole shard, of which the last is shorter.
 REPAIRS = (("step in tqdm(range(100))", "sample in tqdm(shard)"), ("shard[step]", "sample"))
 
-_WINDOW = (966, 760)  # points, which are pixels here
+_WINDOW = (966, 900)  # points, which are pixels here
 _FRAMES = 7.0  # a second
 _COLOURS = 255  # and one for what does not change between two frames
-_TYPING = 0.08  # seconds a character
+_TYPING = 0.06  # seconds a character
 
 _POINTER = """addEventListener("DOMContentLoaded", () => {
     document.body.insertAdjacentHTML("beforeend", `<svg id="pointer" width="16" height="24" viewBox="0 0 16 24"
@@ -103,7 +103,7 @@ class Film:
 
 
 def play(lab: Lab) -> Film:
-    """All of it, of about 16 seconds."""
+    """All of it, of about 19 seconds."""
     notebook = lab.open("train.ipynb", PREPARED, CELL, "%%spawn 4 -b gloo\npass")
     close_sidebar(lab)
     notebook.run(0)
@@ -117,7 +117,7 @@ def play(lab: Lab) -> Film:
     film.hold(0.4)
     notebook.start(1)
     error = output.filter(has_text="RankRaisedError")
-    film.until(lambda: error.count() > 0)
+    film.until(lambda: error.count() > 0, speed=1.5)
     notebook.wait()
     film.hold(3)
 
@@ -127,14 +127,14 @@ def play(lab: Lab) -> Film:
         film.type(new)
     film.hold(0.4)
     notebook.start(1)
-    stalled = output.filter(has_text="has not come")
-    film.until(lambda: stalled.count() > 0, speed=2.5)
+    stalled = output.filter(has_text="have to make the same calls")
+    film.until(lambda: stalled.count() > 0, speed=4)
     film.hold(2.5)
     stop = output.get_by_role("button", name="Stop")
     film.point(stop)
     film.hold(0.5)
     stop.click()
-    film.until(lambda: output.filter(has_text="KeyboardInterrupt").count() > 0)
+    film.until(lambda: output.filter(has_text="KeyboardInterrupt").count() > 0, speed=2)
     notebook.wait()
     film.hold(2)
     return film
