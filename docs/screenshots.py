@@ -1,6 +1,6 @@
-"""The documents' pictures, from a real JupyterLab, light and dark, and a real terminal: ``python docs/screenshots.py``.
+"""The pictures of docs/appearance.md, from JupyterLab, light and dark, and a terminal: ``python docs/screenshots.py``.
 
-Needs Debian's package chromium.
+README's own are made by docs/features.py and docs/animation.py. What all three need: docs/stage.py.
 """
 
 from __future__ import annotations
@@ -8,25 +8,14 @@ from __future__ import annotations
 import io
 import re
 import sys
-import tempfile
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
+import pexpect
+import rich.console
+import rich.text
+from playwright.sync_api import expect
+from stage import DOCS, FAILS, LOAD, WORK, Lab, stage
 
-import pexpect  # noqa: E402
-import rich.console  # noqa: E402
-import rich.text  # noqa: E402
-from lab import Lab, open_lab  # noqa: E402
-from playwright.sync_api import expect  # noqa: E402
-
-LOAD = "%load_ext nbspawn\nimport nbspawn"
-WORK = """import time, torch, torch.distributed as dist
-
-def work(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        torch.randn(64, 64) @ torch.randn(64, 64)"""
 STRAGGLER = """%%spawn 4 -b gloo --profile
 time.sleep(0.4 + rank / 4)
 for step in range(12):
@@ -46,8 +35,6 @@ def step(number):
 
 for number in tqdm(range(100), desc="epoch 2"):
     step(number)"""
-FAILS = """def area(shape):
-    return shape["width"] * shape["hieght"]"""
 FAILING = """%%spawn 4 -b gloo -g 1
 import torch, torch.distributed as dist
 
@@ -76,17 +63,11 @@ def train(rank, lr, hidden=64, steps=60):
     return losses[-1]"""
 INTERACT = 'nbspawn.interact(train, nprocs=4, backend="gloo", lr=(1e-4, 1e-1), hidden=[16, 64, 256])'
 
-# JupyterLab's question whether it may show news.
-_NO_NEWS = """addEventListener("DOMContentLoaded", () => document.head.insertAdjacentHTML(
-    "beforeend", "<style>.Toastify { display: none }</style>"))"""
-
 
 def take(lab: Lab, folder: Path) -> None:
     """All pictures."""
     folder.mkdir(exist_ok=True)
     page = lab.page
-    page.set_viewport_size({"width": 1180, "height": 1000})
-    page.add_init_script(_NO_NEWS)
 
     def picture(name: str, cell: int) -> None:
         page.locator(".jp-Notebook .jp-CodeCell").nth(cell).screenshot(path=folder / name)
@@ -141,15 +122,11 @@ def terminal(lab: Lab, file: Path) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as name, open_lab(Path(name)) as lab:
+    with stage(1180, 1000) as lab:
         take(lab, DOCS)
         terminal(lab, DOCS / "terminal.png")
-    with tempfile.TemporaryDirectory() as name:
-        settings = Path(name, "lab_settings", "@jupyterlab", "apputils-extension")
-        settings.mkdir(parents=True)
-        (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
-        with open_lab(Path(name)) as lab:
-            take(lab, DOCS / "dark")
+    with stage(1180, 1000, theme="JupyterLab Dark") as lab:
+        take(lab, DOCS / "dark")
 
 
 if __name__ == "__main__":

@@ -317,13 +317,13 @@ def _answer_with_another_kernel(route: Route) -> None:
 
 
 @contextmanager
-def open_lab(folder: Path, app: App = "lab", python: str | Path = sys.executable) -> Iterator[Lab]:
-    """A server, run by this interpreter of an environment that has it, and a browser."""
+def open_lab(folder: Path, app: App = "lab", python: str | Path = sys.executable, scale: float = 1.0) -> Iterator[Lab]:
+    """A server, run by this interpreter of an environment that has it, and a browser with ``scale`` pixels a point."""
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         try:
-            page = browser.new_page(viewport={"width": 1200, "height": 900})
+            page = browser.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=scale)
             with _APPS[app](folder, page, app, python).serving() as lab:
                 yield lab
         finally:

@@ -1,0 +1,153 @@
+"""README's small pictures, each of one feature, from a real JupyterLab: ``python docs/features.py [NAME ...]``.
+
+They are 1122 pixels wide, to be shown at 560. What is needed: docs/stage.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import ExitStack
+
+from playwright.sync_api import Locator, expect
+from stage import FAILS, LOAD, PICTURES, WORK, Cluster, Lab, Notebook, close_sidebar, stage
+
+FAILING = """%%spawn 4 -b gloo -g 1
+import torch, torch.distributed as dist
+
+total = torch.zeros(1)
+if rank == 2:
+    total += area({"width": 3, "height": 4})
+dist.all_reduce(total)"""
+STALLING = """%%spawn 4 -b gloo -g 1
+import time, torch, torch.distributed as dist
+from tqdm import tqdm
+
+for step in tqdm(range(100), desc="epoch 2"):
+    if rank == 1 and step == 31:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(1))"""
+STRAGGLER = """%%spawn 4 -b gloo --profile
+time.sleep(0.4 + rank / 4)
+for step in range(12):
+    work(0.3 if rank == 2 else 0.1)
+    dist.all_reduce(torch.ones(1))
+    if step % 4 == 3:
+        print("step", step + 1)"""
+STOPPING = """%%spawn 4 -b gloo
+import torch, torch.distributed as dist
+
+loss = torch.tensor(2.5 - rank)
+breakpoint()
+dist.all_reduce(loss.log())"""
+KEEPING = """%%spawn 4 --keep -b gloo
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)"""
+TRAINING = """%%ranks
+loss = model(torch.randn(64, 8)).square().mean()
+loss.backward(); optimizer.step()
+round(loss.item(), 3)"""
+ON_HOSTS = """%%spawn 4 --on ray --nnodes 2 -b gloo
+import time, torch, torch.distributed as dist
+from tqdm import tqdm
+
+for step in tqdm(range(400), desc="epoch 2"):
+    time.sleep(0.02)
+    dist.all_reduce(torch.ones(1))"""
+
+_WIDTH = 660  # points, of which the frame takes little
+_WINDOW = 800  # points: what leaves a cell that width
+_SCALE = 1.7  # pixels a point
+_MARGIN = 6.0  # points
+
+
+class Pictures:
+    """One method for each picture, and of its name."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def error(self) -> None:
+        notebook = self._open(LOAD, FAILS, FAILING)
+        for cell in range(3):
+            notebook.run(cell)
+        self._take("error", *notebook.outputs(2).all())
+
+    def live(self) -> None:
+        notebook = self._open(LOAD, STALLING)
+        notebook.run(0)
+        notebook.start(1)
+        expect(notebook.outputs(1).first).to_contain_text(re.compile(r"have waited \d+ s"))
+        self._take("live", self._source(1), *notebook.outputs(1).all())
+        notebook.press("interrupt")
+        notebook.wait()
+
+    def timeline(self) -> None:
+        notebook = self._open(LOAD, WORK, STRAGGLER)
+        for cell in range(3):
+            notebook.run(cell)
+        self._take("timeline", notebook.outputs(2).locator("details"))
+
+    def debugger(self) -> None:
+        notebook = self._open(LOAD, STOPPING)
+        notebook.run(0)
+        notebook.start(1)
+        expect(notebook.outputs(1).filter(has_text="have stopped too")).to_be_visible()
+        notebook.answer("all p loss")
+        expect(notebook.printed(1).filter(has_text="[3]   tensor(-0.5")).to_be_visible()
+        prompt = self._lab.page.locator(".jp-Stdin-input")
+        prompt.fill("all n")
+        self._take("debugger", self._source(1), *notebook.outputs(1).all(), prompt)
+        prompt.fill("q")
+        prompt.press("Enter")
+        notebook.wait()
+
+    def kept(self) -> None:
+        notebook = self._open(LOAD, KEEPING, TRAINING, "%ranks", "%ranks stop")
+        for cell in range(4):
+            notebook.run(cell)
+        self._take("kept", self._source(2), *notebook.outputs(3).all())
+        notebook.run(4)
+
+    def hosts(self) -> None:
+        """The hosts are namespaces of this machine."""
+        notebook = self._open(LOAD, ON_HOSTS, "%ranks release")
+        notebook.run(0)
+        notebook.run(1)  # the first run starts the agents
+        notebook.start(1)
+        expect(notebook.outputs(1).first).to_contain_text(re.compile(r"epoch 2: +[3-9]\d%"))
+        self._take("hosts", self._source(1), *notebook.outputs(1).all())
+        notebook.wait()
+        notebook.run(2)
+
+    def _open(self, *cells: str) -> Notebook:
+        notebook = self._lab.open("notebook.ipynb", *cells)
+        close_sidebar(self._lab)
+        return notebook
+
+    def _source(self, cell: int) -> Locator:
+        return self._lab.page.locator(".jp-Notebook .jp-CodeCell").nth(cell).locator(".jp-InputArea-editor")
+
+    def _take(self, name: str, *shown: Locator) -> None:
+        """From the top of the first of these to the bottom of the last."""
+        boxes = [box for one in shown if (box := one.bounding_box())]
+        top, bottom = boxes[0]["y"] - _MARGIN, max(box["y"] + box["height"] for box in boxes) + _MARGIN
+        clip = {"x": boxes[0]["x"] - _MARGIN, "y": top, "width": _WIDTH, "height": bottom - top}
+        self._lab.page.screenshot(path=PICTURES / f"{name}.png", clip=clip)
+
+
+def main() -> None:
+    names = sys.argv[1:] or ["error", "live", "timeline", "debugger", "kept", "hosts"]
+    PICTURES.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        if "hosts" in names:
+            os.environ["RAY_ADDRESS"] = stack.enter_context(Cluster(2)).address
+        pictures = Pictures(stack.enter_context(stage(_WINDOW, 1200, _SCALE)))
+        for name in names:
+            getattr(pictures, name)()
+
+
+if __name__ == "__main__":
+    main()
