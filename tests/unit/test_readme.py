@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text()
 
-_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_LINK = re.compile(r"(?:\]\(|<img src=\")([^()\s\"]+)[)\"]")
 
 
 def _anchors(document: Path) -> set[str]:
