@@ -293,7 +293,7 @@ def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, quick_method:
 
 def test_no_clock_runs_at_the_prompt(kernel: Kernel) -> None:
     cell = """%%spawn 3 -b gloo -t 2 -g 0.5
-import torch.distributed as dist
+import torch.distributed as dist; dist.barrier()  # all are connected
 if rank == 1: breakpoint()
 if rank == 2: 1 / 0
 dist.barrier()"""
@@ -313,7 +313,7 @@ dist.barrier()"""
 
 def test_a_breakpoint_because_a_peer_has_failed(kernel: Kernel) -> None:
     cell = """%%spawn 2 -b gloo -g 0.5
-import torch.distributed as dist
+import torch.distributed as dist; dist.barrier()  # all are connected
 if rank: 1 / 0
 try:
     dist.barrier()
