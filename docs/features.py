@@ -11,15 +11,8 @@ import sys
 from contextlib import ExitStack
 
 from playwright.sync_api import Locator, expect
-from stage import FAILS, LOAD, PICTURES, WORK, Cluster, Lab, Notebook, close_sidebar, stage
+from stage import FAILING, FAILS, LOAD, PICTURES, STRAGGLER, WORK, Cluster, Lab, Notebook, close_sidebar, stage
 
-FAILING = """%%spawn 4 -b gloo -g 1
-import torch, torch.distributed as dist
-
-total = torch.zeros(1)
-if rank == 2:
-    total += area({"width": 3, "height": 4})
-dist.all_reduce(total)"""
 STALLING = """%%spawn 4 -b gloo -g 1
 import time, torch, torch.distributed as dist
 from tqdm import tqdm
@@ -29,13 +22,6 @@ for step in tqdm(range(100)):
         time.sleep(600)
     time.sleep(0.02)
     dist.all_reduce(torch.ones(1))"""
-STRAGGLER = """%%spawn 4 -b gloo --profile
-time.sleep(0.4 + rank / 4)
-for step in range(8):
-    work(0.3 if rank == 2 else 0.1)
-    dist.all_reduce(torch.ones(1))
-    if step % 4 == 3:
-        print("step", step + 1)"""
 STOPPING = """%%spawn 4 -b gloo
 import torch, torch.distributed as dist
 

@@ -14,15 +14,8 @@ import pexpect
 import rich.console
 import rich.text
 from playwright.sync_api import expect
-from stage import DOCS, FAILS, LOAD, WORK, Lab, stage
+from stage import DOCS, FAILING, FAILS, LOAD, STRAGGLER, WORK, Lab, stage
 
-STRAGGLER = """%%spawn 4 -b gloo --profile
-time.sleep(0.4 + rank / 4)
-for step in range(12):
-    work(0.3 if rank == 2 else 0.1)
-    dist.all_reduce(torch.ones(1))
-    if step % 4 == 3:
-        print("step", step + 1)"""
 LIVE = """%%spawn 4 -b gloo -g 1
 import time, torch, torch.distributed as dist
 from tqdm import tqdm
@@ -35,13 +28,6 @@ def step(number):
 
 for number in tqdm(range(100), desc="epoch 2"):
     step(number)"""
-FAILING = """%%spawn 4 -b gloo -g 1
-import torch, torch.distributed as dist
-
-total = torch.zeros(1)
-if rank == 2:
-    total += area({"width": 3, "height": 4})
-dist.all_reduce(total)"""
 TRAIN = """import matplotlib.pyplot as plt, torch, torch.distributed as dist
 
 def train(rank, lr, hidden=64, steps=60):

@@ -22,10 +22,12 @@ from lab import Lab, Notebook, open_lab  # noqa: E402
 
 __all__ = [
     "DOCS",
+    "FAILING",
     "FAILS",
     "LOAD",
     "PATIENCE",
     "PICTURES",
+    "STRAGGLER",
     "WORK",
     "Cluster",
     "Lab",
@@ -43,6 +45,21 @@ def work(seconds):
         torch.randn(64, 64) @ torch.randn(64, 64)"""
 FAILS = """def area(shape):
     return shape["width"] * shape["hieght"]"""
+
+FAILING = """%%spawn 4 -b gloo -g 1
+import torch, torch.distributed as dist
+
+total = torch.zeros(1)
+if rank == 2:
+    total += area({"width": 3, "height": 4})
+dist.all_reduce(total)"""
+STRAGGLER = """%%spawn 4 -b gloo --profile
+time.sleep(0.4 + rank / 4)
+for step in range(12):
+    work(0.3 if rank == 2 else 0.1)
+    dist.all_reduce(torch.ones(1))
+    if step % 4 == 3:
+        print("step", step + 1)"""
 
 # JupyterLab's question whether it may show news, and the buttons in a cell's corner.
 _STYLE = """addEventListener("DOMContentLoaded", () => document.head.insertAdjacentHTML("beforeend",

@@ -39,8 +39,10 @@ def missing() -> str:
     if not RAY.exists():
         return "Ray is not installed"
     tried = subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True, text=True)
-    subprocess.run(["ip", "link", "del", _BRIDGE], capture_output=True)
-    return "" if tried.returncode == 0 else f"namespaces are not allowed: {tried.stderr.strip()}"
+    if tried.returncode != 0:
+        return f"namespaces are not allowed: {tried.stderr.strip()}"
+    _ip(f"link del {_BRIDGE}")
+    return ""
 
 
 class Cluster:
@@ -53,11 +55,12 @@ class Cluster:
         self._holders: dict[int, subprocess.Popen[bytes]] = {}
         self._inside: dict[int, int] = {}
         self._head: subprocess.Popen[bytes] | None = None
-        self._folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
+        self._folder = ""
 
     def __enter__(self) -> Cluster:
+        _ip(f"link add {_BRIDGE} type bridge")  # fails if there is one: then it is another cluster's, and stays
+        self._folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
         try:
-            _ip(f"link add {_BRIDGE} type bridge")
             _ip(f"addr add {_NET}.1/24 dev {_BRIDGE}")
             _ip(f"link set {_BRIDGE} up")
             head = ["--head", f"--node-ip-address={_NET}.1", f"--port={_PORT}", "--num-cpus=0", "--block"]
