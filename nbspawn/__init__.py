@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nbspawn._session.comparison import Difference as Difference
     from nbspawn._session_api import RankSubset as RankSubset
     from nbspawn._session_api import Session as Session
+    from nbspawn._version import __version__ as __version__
     from nbspawn.errors import PayloadError as PayloadError
     from nbspawn.errors import RankExitedError as RankExitedError
     from nbspawn.errors import RankRaisedError as RankRaisedError
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from nbspawn.errors import SpawnError as SpawnError
     from nbspawn.errors import StartError as StartError
     from nbspawn.errors import UsageError as UsageError
-
-__version__ = "0.1.0"
 
 _HOME = {
     "spawn": "nbspawn._api",
@@ -47,6 +46,7 @@ _HOME = {
     "RankRaisedError": "nbspawn.errors",
     "RankExitedError": "nbspawn.errors",
     "RunTimeoutError": "nbspawn.errors",
+    "__version__": "nbspawn._version",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nbspawn"
 LAYERS: tuple[set[str], ...] = (
-    {"_protocol"},
+    {"_protocol", "_version"},
     {"_payload", "_state"},
     {"_rank", "_render"},
     {"errors", "_results"},
@@ -107,7 +107,7 @@ def run(text: str) -> str:
 
 
 def test_import_loads_neither_torch_nor_ipython() -> None:
-    heavy = "{'torch', 'IPython', 'ipywidgets', 'numpy', 'cloudpickle', 'multiprocessing'}"
+    heavy = "{'torch', 'IPython', 'ipywidgets', 'numpy', 'cloudpickle', 'multiprocessing', 'importlib.metadata'}"
     assert run(f"import sys, nbspawn; dir(nbspawn); print({heavy} & set(sys.modules))") == "set()\n"
 
 
