@@ -11,8 +11,12 @@ task are spread over the whole run: it goes through all tasks SWEEPS times, with
 machine is faster or slower for minutes on end, and one kernel is not like the next. The first round of a task in
 a sweep is not counted. Tools that need seconds to start ranks have their few turns in the first sweep.
 
-Every time is the median of its turns, with the least and the greatest; every ratio is the median of the ratios of the
-rounds in which both had a turn, with the quarter and three-quarter points.
+Printed are medians with the least and the greatest, and the medians of the ratios of the rounds in which both had a
+turn, with the quarter and three-quarter points. ``--json`` writes every sample, and what each tool that has none did:
+with ``--tasks`` a run can be done in pieces, into the same file (samples.py).
+
+A tool that fails is given another turn, and a new kernel: what a failure leaves decides nothing. The error of the task
+"fail" leaves something, too, so there are new kernels after it.
 
 A time begins when IPython begins with the cell (its ``pre_run_cell`` event, the same for all tools) unless the row says
 otherwise. Moments in ranks are told by a file each (work.py). All clocks are CLOCK_MONOTONIC.
@@ -21,24 +25,22 @@ otherwise. Moments in ranks are told by a file each (work.py). All clocks are CL
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
+import re
 import shlex
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-from kernel import Kernel, Ran
+import samples
+from kernel import PATIENCE, Kernel, Ran
 from tools import AUTO, EMPTY, FORK, TOOLS, WARM, Tool
 
 HERE = Path(__file__).resolve().parent
@@ -117,16 +119,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Row:
-    """``floor`` is the tool that ratios are to; ``scale`` makes the unit of seconds or bytes."""
+    """``floor`` is the tool that ratios are to."""
 
     title: str
-    unit: str = "ms"
-    scale: float = 1000.0
+    unit: str = "s"
     floor: str = FORK.name
-    budget: str = ""
-
-
-MB = ("MB", 1e-6)
 
 
 class Name(str):
@@ -167,13 +164,11 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
     kernel.run(f"{SETTLE}\n{task.before}", silent=True)
     time.sleep(PAUSE)
     typed = cells(tool, task, folder, 0 if tool.own_group else free_port())
-    hangs = True
     try:
         ran = [kernel.try_(cell, look_for="ValueError") for cell in typed]
-        hangs = False
-        if any(one.error for one in ran) and not task.raises:
-            message = "\n".join(one.text[-3000:] for one in ran)
-            raise RuntimeError(f"{tool.name}, {task.name}: {ran[-1].error}\n{message}")
+        error = next((one.error for one in ran if one.error), "")
+        if error and not task.raises:
+            raise Failed(error, ran)
         values = tool.values if task.name.startswith("give") else ""
         if values:  # in the cell's time: a value that is not read may not be there yet
             ran.append(kernel.run(f"READ = [touched(one) for one in {values}]"))
@@ -183,13 +178,32 @@ def turn(kernel: Kernel, tool: Tool, task: Task, folder: str) -> Figures:
         try:
             return task.figures(Turn(ran[0], ran[-1], moments, kernel))
         except KeyError as absent:
-            message = "\n".join(one.text[-3000:] for one in ran)
-            raise RuntimeError(f"{tool.name}, {task.name}: no rank message {absent}\n{message}") from None
+            raise Failed(f"no rank told {absent}", ran) from None
+    except TimeoutError:
+        raise Hangs(kernel) from None
     finally:
         for path in Path(folder).iterdir():
             path.unlink()
-        if not hangs:
-            kernel.run(f"{tool.after if tool.slow else ''}\n{task.after}", silent=True)
+
+
+class Failed(RuntimeError):
+    """A turn without a figure; the first line of the message is the one that tells most."""
+
+    def __init__(self, what: str, ran: list[Ran]) -> None:
+        text = "\n".join(one.text[-3000:] for one in ran)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if re.search(r"(Error|Exception)\b.*: \S", line)]
+        last = (errors or lines or [""])[-1]
+        super().__init__(f"{last if what in last else f'{what}: {last}'}\n{text}")
+
+
+class Hangs(TimeoutError):
+    """``how`` it hangs: a tool whose processes compute may only be slow."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        busy = kernel.busy()
+        self.how = "hangs" if busy < 0.1 else f"> {PATIENCE:.0f} s"
+        super().__init__(f"no end after {PATIENCE:.0f} s, when its processes use {busy:.1f} cores")
 
 
 # ---------------------------------------------------------------- the tasks
@@ -283,12 +297,8 @@ def _data_tasks() -> Iterator[Task]:
             name="cloudpickle, there and back" if objects else MEMCPY.name,
         )
         rows = {
-            "have": Row(
-                f"closure of {title}: all ranks have read it",
-                floor=floor.name,
-                budget="" if title[0] == "1" else "3 x",
-            ),
-            "pss": Row(f"closure of {title}: memory of all ranks (PSS)", *MB, floor=floor.name),
+            "have": Row(f"closure of {title}: all ranks have read it", floor=floor.name),
+            "pss": Row(f"closure of {title}: memory of all ranks (PSS)", "B", floor=floor.name),
         }
         yield Task(
             f"have {title}",
@@ -314,8 +324,8 @@ def tasks() -> list[Task]:
             _start,
             16,
             {
-                "first": Row("start: the last rank's first statement", budget="2 x, and 1/30 of spawn"),
-                "whole": Row("start: the whole cell", budget="100 ms, less than accelerate"),
+                "first": Row("start: the last rank's first statement"),
+                "whole": Row("start: the whole cell"),
             },
             tools=(
                 *TOOLS,
@@ -341,8 +351,8 @@ def tasks() -> list[Task]:
             _live,
             4,
             {
-                "ranks": Row("memory: a rank that has done nothing (PSS)", *MB),
-                "kernel": Row("memory: the kernel (PSS)", *MB),
+                "ranks": Row("memory: a rank that has done nothing (PSS)", "B"),
+                "kernel": Row("memory: the kernel (PSS)", "B"),
             },
             slow_rounds=1,
         ),
@@ -381,10 +391,10 @@ def tasks() -> list[Task]:
             _flood,
             12,
             {
-                "printed": Row("flood of 4 x 20,000 lines: the last rank has printed", floor=FILE.name, budget="1.3 x"),
+                "printed": Row("flood of 4 x 20,000 lines: the last rank has printed", floor=FILE.name),
                 "whole": Row("flood: the cell has ended", floor=FILE.name),
-                "notebook": Row("flood: what the notebook gets", "kB", 1e-3, floor=FILE.name, budget="200 kB"),
-                "kernel": Row("flood: resident memory of the kernel afterwards", *MB, floor=FILE.name),
+                "notebook": Row("flood: what the notebook gets", "B", floor=FILE.name),
+                "kernel": Row("flood: resident memory of the kernel afterwards", "B", floor=FILE.name),
             },
             # A forked rank prints through the kernel's own thread for output: 2 ms a line.
             tools=(FILE, *(replace(tool, slow=tool is not AUTO) for tool in TOOLS)),
@@ -397,8 +407,8 @@ def tasks() -> list[Task]:
             _fail,
             12,
             {
-                "visible": Row("error of a rank: seen under the cell", budget="200 ms"),
-                "ended": Row("error of a rank: the cell has ended", budget="4 s"),
+                "visible": Row("error of a rank: seen under the cell"),
+                "ended": Row("error of a rank: the cell has ended"),
             },
             raises=True,
             slow_rounds=1,
@@ -409,7 +419,7 @@ def tasks() -> list[Task]:
             (),
             lambda turn: {"whole": turn.ran.seconds},
             100,
-            {"whole": Row("a cell in ranks that live already", floor=EMPTY.name, budget="5 ms more")},
+            {"whole": Row("a cell in ranks that live already", floor=EMPTY.name)},
             tools=WARM,
         ),
         *(
@@ -420,8 +430,8 @@ def tasks() -> list[Task]:
                 _train,
                 8,
                 {
-                    "seconds": Row(f"training, {what}: {steps} steps", "s", 1.0, "torchrun", "1.005 x"),
-                    "processor": Row(f"training, {what}: processor time of a rank", "s", 1.0, "torchrun"),
+                    "seconds": Row(f"training, {what}: {steps} steps", "s", "torchrun"),
+                    "processor": Row(f"training, {what}: processor time of a rank", "s", "torchrun"),
                 },
                 group=True,
                 ranks=2,
@@ -471,15 +481,7 @@ def _step_tasks() -> Iterator[Task]:
             (RANKS,) if fn == "step_lightning" else (RANKS, Port),
             _step,
             4,
-            {
-                "whole": Row(
-                    f"first training step, {what}: the whole cell, {when}",
-                    "s",
-                    1.0,
-                    "torchrun",
-                    budget="0.30 s, and 1/20 of torchrun" if fn == "step" else "",
-                )
-            },
+            {"whole": Row(f"first training step, {what}: the whole cell, {when}", "s", "torchrun")},
             after=SETTLE if fresh else "",  # what nbspawn has learned is remembered for the next kernel
             fresh=fresh,
             needs=needs,
@@ -493,15 +495,6 @@ def variant(tool: Tool, name: str, options: str) -> Tool:
 
 
 # ---------------------------------------------------------------- running and telling
-
-
-@dataclass
-class Results:
-    """``figures[row key][tool][round]``; ``missing[task][tool]`` says why."""
-
-    figures: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    missing: dict[str, dict[str, str]] = field(default_factory=dict)
-    hung: set[tuple[str, str]] = field(default_factory=set)
 
 
 class Kernels:
@@ -531,39 +524,77 @@ class Kernels:
             self._kernels.pop(tool.setup)[0].close()
 
 
-def run(task: Task, kernels: Kernels, results: Results, rounds: range, slow_rounds: int) -> None:
-    """Some rounds of one task."""
-    missing = results.missing.setdefault(task.name, {})
-    for tool in task.tools:
-        if task.fn in tool.cannot:
-            missing[tool.name] = tool.cannot[task.fn]
-        elif (tool.name, task.kind) in results.hung:
-            missing[tool.name] = "hangs (not tried again)"
-        elif not (installed(tool.needs) and installed(task.needs)):
-            missing[tool.name] = "not installed"
-    there = [tool for tool in task.tools if tool.name not in missing]
-    failed: Counter[str] = Counter()
-    for number in (-1, *rounds):
-        first = number % len(there)
-        for tool in there[first:] + there[:first]:
-            if tool.name in missing or (tool.slow and (number < 0 or number >= slow_rounds)):
-                continue
-            if task.fresh:
+class Run:
+    """What the sweeps share."""
+
+    def __init__(self, record: samples.Record) -> None:
+        self._record = record
+        self._begun: dict[str, samples.Task] = {}
+        self._hung: dict[tuple[str, str], tuple[str, str]] = {}
+        self._given_up: set[tuple[str, str]] = set()
+
+    def rounds(self, task: Task, kernels: Kernels, rounds: range, slow_rounds: int) -> None:
+        """Some rounds of one task."""
+        found = self._begin(task)
+        there = [tool for tool in task.tools if (tool.name, task.name) not in self._given_up]
+        for number in (-1, *rounds) if there else ():
+            first = number % len(there)
+            for tool in there[first:] + there[:first]:
+                if (tool.name, task.name) in self._given_up:
+                    continue
+                if tool.slow and (number < 0 or found.turns(tool.name) >= slow_rounds):
+                    continue
+                self._turn(tool, task, kernels, found, number)
+        if task.raises:
+            for tool in there:
                 kernels.end(tool)
-            try:
-                kernel, folder = kernels.get(tool)
-                figures = turn(kernel, tool, task, folder)
-            except (RuntimeError, TimeoutError) as error:
-                print(f"\n{error}", file=sys.stderr)
-                if isinstance(error, TimeoutError):
-                    kernels.end(tool)
-                    results.hung.add((tool.name, task.kind))
-                failed[tool.name] += 1
-                if failed[tool.name] == 2 or isinstance(error, TimeoutError):
-                    missing[tool.name] = f"failed: {str(error).splitlines()[0]}"
-                continue
-            for name, value in figures.items() if number >= 0 else ():
-                results.figures.setdefault(f"{task.name}/{name}", {}).setdefault(tool.name, {})[number] = value
+
+    def _begin(self, task: Task) -> samples.Task:
+        """In the first sweep: what is known to have no figures has a reason."""
+        if task.name in self._begun:
+            return self._begun[task.name]
+        found = self._begun[task.name] = self._record.begin(task.name, ranks=task.ranks)
+        for key, row in task.rows.items():
+            floor = row.floor if any(tool.name == row.floor for tool in task.tools) else ""
+            found.quantity(key, row.title, row.unit, floor)
+        for tool in task.tools:
+            needed = next((name for name in (tool.needs, task.needs) if not installed(name)), "")
+            if task.fn in tool.cannot:
+                self._give_up(found, tool, task, "cannot", tool.cannot[task.fn])
+            elif needed:
+                self._give_up(found, tool, task, "not installed", f"no {needed} in the environment")
+            elif (tool.name, task.kind) in self._hung:
+                self._give_up(found, tool, task, *self._hung[tool.name, task.kind])
+        return found
+
+    def _turn(self, tool: Tool, task: Task, kernels: Kernels, found: samples.Task, number: int) -> None:
+        if task.fresh:
+            kernels.end(tool)
+        figures: Figures = {}
+        try:
+            kernel, folder = kernels.get(tool)
+            figures = turn(kernel, tool, task, folder)
+            kernel.run(f"{tool.after if tool.slow else ''}\n{task.after}", silent=True)
+        except Exception as error:  # a tool fails in its own way; the others go on, and the file says how
+            print(f"\n{tool.name}, {task.name}: {error}", file=sys.stderr)
+            kernels.end(tool)
+            if not figures:  # else only what is not timed has failed
+                self._note(tool, task, found, error)
+        for key, value in figures.items() if number >= 0 else ():
+            found.add(key, tool.name, value, number)
+
+    def _note(self, tool: Tool, task: Task, found: samples.Task, error: Exception) -> None:
+        how = error.how if isinstance(error, Hangs) else "fails"
+        known = isinstance(error, Hangs | Failed)
+        missing = found.miss(tool.name, how, samples.brief(f"{'' if known else f'{type(error).__name__}: '}{error}"))
+        if how != "fails":
+            self._hung[tool.name, task.kind] = how, f"in {task.name!r}: {missing.why}"
+        if how != "fails" or missing.turns == 2:
+            self._given_up.add((tool.name, task.name))
+
+    def _give_up(self, found: samples.Task, tool: Tool, task: Task, how: str, why: str) -> None:
+        found.miss(tool.name, how, why)
+        self._given_up.add((tool.name, task.name))
 
 
 def installed(package: str) -> bool:
@@ -573,70 +604,6 @@ def installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def ratio(mine: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float, float] | None:
-    """Median and the middle half of the rounds' own ratios."""
-    each = sorted(mine[number] / other[number] for number in mine.keys() & other.keys() if other[number])
-    if not each:
-        return None
-    return each[len(each) // 4], statistics.median(each), each[-1 - len(each) // 4]
-
-
-def section(task: Task, key: str, row: Row, results: Results) -> list[str]:
-    """One row of the suite: a line a tool."""
-    found = results.figures.get(f"{task.name}/{key}", {})
-    floor = found.get(row.floor, {})
-    budget = f"; budget {row.budget}" if row.budget else ""
-    lines = [f"{row.title} [{row.unit}; ratio to {row.floor}{budget}]"]
-    for tool in task.tools:
-        values = found.get(tool.name)
-        if not values:
-            why = results.missing[task.name].get(tool.name, "does not show")
-            lines.append(f"  {tool.name:34} {why}")
-            continue
-        shown = sorted(row.scale * value for value in values.values())
-        spread = f"({_number(shown[0])}-{_number(shown[-1])})"
-        line = f"  {tool.name:34} {_number(statistics.median(shown)):>9} {spread:>19} n={len(shown):<3}"
-        of_floor = ratio(values, floor)
-        if of_floor is not None:
-            low, middle, high = of_floor
-            line += f" {middle:>8.3f} x ({low:.3f}-{high:.3f})"
-        lines.append(line)
-    return lines
-
-
-def matrix(todo: list[Task], results: Results) -> str:
-    """All rows as one table in Markdown: medians, by tool."""
-    names = [AUTO.name, *(tool.name for tool in TOOLS if tool is not AUTO)]
-    lines = [f"| | {' | '.join(names)} | floor |", "|---" * (len(names) + 2) + "|"]
-    for task in todo:
-        for key, row in task.rows.items():
-            found = results.figures.get(f"{task.name}/{key}", {})
-            if task.tools is WARM or not found:
-                continue
-            floor = "" if row.floor in names else row.floor
-            message = []
-            for name in [*names, *filter(None, [floor])]:
-                values = [row.scale * value for value in found.get(name, {}).values()]
-                missing = results.missing.get(task.name, {}).get(name, "")
-                hangs, fails = "hang" in missing or "no word" in missing, missing.startswith("failed")
-                why = "hangs" if hangs else "fails" if fails else "–"
-                message.append(_number(statistics.median(values)) if values else why)
-            lines.append(f"| {row.title}, {row.unit} | {' | '.join(message)} {'' if floor else '|'} |")
-    return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def machine() -> str:
-    """What the figures belong to."""
-    names = ("torch", "ipykernel", "accelerate", "torchrunx", "ipyparallel", "nbdistributed", "ray")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names if installed(name))
-    cores = len(os.sched_getaffinity(0))
-    return f"{time.strftime('%Y-%m-%d')}: {cores} cores, Python {platform.python_version()}, {versions}"
-
-
 def main() -> None:
     """Measure, print, write."""
     todo = tasks()
@@ -644,22 +611,17 @@ def main() -> None:
     parser.add_argument("--tasks", metavar="A,B", default="", help="only tasks whose names begin so")
     parser.add_argument("--tools", metavar="A,B", default="", help="only tools whose names begin so")
     parser.add_argument("--rounds", type=float, default=1.0, metavar="X", help="times the usual number of rounds")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write every sample there, in seconds and bytes")
-    parser.add_argument("--matrix", type=Path, metavar="PATH", help="show such a file as one table; measure nothing")
+    samples.add_option(parser)
     given = parser.parse_args()
-    if given.matrix is not None:
-        message = json.loads(given.matrix.read_text())
-        print(message["machine"], matrix(todo, Results(message["figures"], message["missing"])), sep="\n\n")
-        return
     wanted = tuple(given.tasks.split(","))
-    chosen = tuple(given.tools.split(","))
-    results = Results()
-    print(machine(), flush=True)
+    chosen = tuple(re.split(r",(?! )", given.tools))
+    record = samples.Record("compare", given.json)
     todo = [
         replace(task, tools=tuple(tool for tool in task.tools if tool.name.startswith(chosen)))
         for task in todo
         if task.name.startswith(wanted)
     ]
+    measured = Run(record)
     for sweep in range(SWEEPS):
         with ExitStack() as stack:
             kernels = Kernels(stack)
@@ -667,15 +629,13 @@ def main() -> None:
                 began = time.monotonic()
                 total = max(1, round(task.rounds * given.rounds))
                 rounds = range(total * sweep // SWEEPS, total * (sweep + 1) // SWEEPS)
-                if rounds:
-                    run(task, kernels, results, rounds, task.slow_rounds or total)
+                if rounds and task.tools:
+                    measured.rounds(task, kernels, rounds, task.slow_rounds or total)
+                    record.save()
                     print(f"  sweep {sweep + 1}, {task.name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-                if given.json is not None:
-                    message = {"machine": machine(), "figures": results.figures, "missing": results.missing}
-                    given.json.write_text(json.dumps(message, indent=1))
     for task in todo:
-        for key, row in task.rows.items():
-            print("\n" + "\n".join(section(task, key, row, results)))
+        if task.name in record.tasks:
+            print("\n" + "\n".join(samples.told(task.name, record.tasks[task.name])))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Comparing a state dict over ranks: ``Session.diff``, and what a user writes without it, in the same ranks.
 
-    python tests/benchmarks/diff.py [--ranks 4] [--mb 1000] [--rounds 3]
+    python tests/benchmarks/diff.py [--ranks 4] [--mb 1000] [--rounds 3] [--json PATH]
 
 The state dict has 100 tensors, equal in all ranks. The other ways are collectives of gloo, a tensor at a time:
 all_reduce of the least and of the greatest value of each element, which have to be the same; and all_gather with
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import statistics
 import time
 from collections.abc import Callable
 
+import samples
 import torch
 
 import nbspawn
@@ -55,9 +55,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def ways(ranks: int, megabytes: int, rounds: int) -> dict[str, list[float]]:
+def ways(task: samples.Task, ranks: int, megabytes: int, rounds: int) -> None:
     """Seconds of each, in turns."""
-    seconds: dict[str, list[float]] = {}
+    task.quantity("seconds", "state dict in 100 tensors, compared over all ranks", "s", "diff, all equal")
     with nbspawn.Session(ranks, backend="gloo") as session:
         session.execute(MAKE.format(count=megabytes * 10_000 // 4))
 
@@ -75,15 +75,14 @@ def ways(ranks: int, megabytes: int, rounds: int) -> dict[str, list[float]]:
                 ("diff, one element differs", lambda: differs("changed", True)),
                 ("diff, all elements differ", lambda: differs("scaled", True)),
             ):
-                seconds.setdefault(name, []).append(timed(work))
-    return seconds
+                task.add("seconds", name, timed(work))
 
 
-def hashes() -> dict[str, float]:
+def hashes(task: samples.Task) -> None:
     """Bytes a second of one core."""
+    task.quantity("rate", "one core, with that digest", "B/s")
     torch.set_num_threads(1)
     tensor = torch.randn(64_000_000)
-    rates = {}
     made = digests._digest
     for name in ("none", "md5", "sha1", "sha256", "blake2b"):
 
@@ -91,9 +90,9 @@ def hashes() -> dict[str, float]:
             return b"" if name == "none" else hashlib.new(name, data).digest()
 
         digests._digest = digest
-        rates[name] = tensor.nbytes / min(timed(digests.Numbers(tensor).digests) for _ in range(3))
+        for _ in range(3):
+            task.add("rate", name, tensor.nbytes / timed(digests.Numbers(tensor).digests))
     digests._digest = made
-    return rates
 
 
 if __name__ == "__main__":
@@ -101,11 +100,10 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mb", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    samples.add_option(parser)
     given = parser.parse_args()
-    found = {name: statistics.median(times) for name, times in ways(given.ranks, given.mb, given.rounds).items()}
-    print(f"{given.mb} MB in 100 tensors, {given.ranks} ranks; median of {given.rounds}")
-    for name, seconds in found.items():
-        print(f"  {name:34} {seconds:6.2f} s  {seconds / found['diff, all equal']:5.2f} x")
-    print("One core, with a digest of:")
-    for name, rate in hashes().items():
-        print(f"  {name:34} {rate / 1e9:6.2f} GB/s")
+    record = samples.Record("diff", given.json)
+    with record.measuring("diff", ranks=given.ranks, mb=given.mb) as found:
+        ways(found, given.ranks, given.mb, given.rounds)
+    with record.measuring("digests") as found:
+        hashes(found)

@@ -1,7 +1,7 @@
 """What nbspawn says of collectives that do not fit, beside torch's own torchfrtrace on the same records; and how long
 the question takes. gloo's records lack the groups' ranks, without which torchfrtrace fails: it gets them, too.
 
-    python tests/benchmarks/flight_recorder.py [--ranks 64]
+    python tests/benchmarks/flight_recorder.py [--ranks 64] [--json PATH]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path.insert(0, str(SUPPORT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
 
 import mismatches  # noqa: E402
+import samples  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
@@ -85,7 +86,7 @@ def calls(rank: int, count: int) -> None:
     dist.barrier()
 
 
-def how_long(nprocs: int, count: int) -> None:
+def how_long(task: samples.Task, nprocs: int, count: int) -> None:
     context: Any = nbspawn.spawn(calls, (count,), nprocs=nprocs, backend="gloo", join=False)
     with contextlib.closing(context):
         done = 0
@@ -93,22 +94,23 @@ def how_long(nprocs: int, count: int) -> None:
             context.poll(0.1)
             found = [report for report in context.ask("collectives").values() if report]
             done = sum(bool(report.groups[0].calls) and report.groups[0].calls[-1].number >= count for report in found)
-        times = []
         for _ in range(5):
             before = time.perf_counter()
             answers = context.ask("collectives")
-            times.append(time.perf_counter() - before)
+            task.add("answered", f"{nprocs} ranks after {count:,} calls", time.perf_counter() - before)
             assert len(answers) == nprocs
-    shown = ", ".join(f"{seconds:.2f}" for seconds in sorted(times))
-    print(f"\n{nprocs} ranks after {count} calls: all have answered after {shown} s")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
-    ranks = parser.parse_args().ranks
-    for program in PROGRAMS:
+    parser.add_argument("--times", action="store_true", help="only how long the question takes")
+    samples.add_option(parser)
+    given = parser.parse_args()
+    for program in () if given.times else PROGRAMS:
         beside_torch(program)
-    for made in (10, 2000):
-        how_long(4, made)
-        how_long(ranks, made)
+    with samples.Record("flight_recorder", given.json).measuring("ask", ranks=given.ranks) as found:
+        found.quantity("answered", "until all ranks have told their last collectives")
+        for made in (10, 2000):
+            how_long(found, 4, made)
+            how_long(found, given.ranks, made)

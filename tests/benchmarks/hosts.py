@@ -1,30 +1,30 @@
 """Ranks on several hosts: nbspawn beside bare Ray actors, Ray's TorchTrainer, one host, and a plain TCP connection.
 
-    python tests/benchmarks/hosts.py [--rounds N]
+    python tests/benchmarks/hosts.py [--rounds N] [--tasks start,train] [--json PATH]
 
 The hosts are namespaces of this machine with a Ray cluster over them (tests/support/cluster.py): as root, in an
 environment with all of binder/requirements.txt. All cells run in one kernel, in turn, and each is timed from its
-submission to its end. Shown are medians, with the least and the greatest, and ratios of the rounds with their quarter
-and three-quarter points.
+submission to its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import socket
 
-from cluster import Cluster
+import samples
+from cluster import Cluster, missing
 from kernels import Kernel, Reply, ok
 
 MEGABYTES = 400
@@ -110,41 +110,30 @@ with socket.create_server((sys.argv[1], 7000)) as listener:
 """
 
 
-def described(times: list[float]) -> str:
-    """The median, with the least and the greatest."""
-    return f"{statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f}, {len(times)})"
-
-
-def ratio(of: list[float], to: list[float]) -> str:
-    """Round by round."""
-    ratios = [one / other for one, other in zip(of, to, strict=True)]
-    low, middle, high = statistics.quantiles(ratios)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def start(kernel: Kernel, hosts: Cluster, rounds: int) -> None:
+def start(task: samples.Task, kernel: Kernel, hosts: Cluster, rounds: int) -> None:
     """Four ranks on two hosts, to the end of an all_reduce."""
     on = f"%%spawn 4 --on ray:{hosts.address} --nnodes 2 -b gloo\n{ALL_REDUCE}"
     here = f"%%spawn 4 -b gloo\n{ALL_REDUCE}"
-    print("4 ranks on 2 nodes, to the end of a cell with one gloo all_reduce")
-    print(f"  nbspawn, first:      {ok(kernel.execute(on, 120)).seconds:.2f} s")
+    task.quantity("first", "4 ranks on 2 hosts, a cell with one all_reduce: the first one")
+    task.quantity("again", "the same, later ones", "s", "nbspawn on one host")
+    task.add("first", "nbspawn", ok(kernel.execute(on, 120)).seconds)
     ok(kernel.execute("%ranks release"))
     ok(kernel.execute(here))
     ok(kernel.execute(ACTORS))
-    print(f"  bare actors, first:  {ok(kernel.execute('with_actors()', 120)).seconds:.2f} s")
-    actors = [ok(kernel.execute("with_actors()", 120)).seconds for _ in range(3)]
-    print(f"  bare actors, again:  {described(actors)}")
-    ok(kernel.execute(TRAINER, 120))
-    trainer = [finished(kernel.execute("with_trainer()", 240)).seconds for _ in range(3)]
-    print(f"  TorchTrainer:        first {trainer[0]:.1f} s, then {trainer[1]:.1f} and {trainer[2]:.1f} s")
+    task.add("first", "bare Ray actors", ok(kernel.execute("with_actors()", 120)).seconds)
+    for _ in range(3):
+        task.add("again", "bare Ray actors", ok(kernel.execute("with_actors()", 120)).seconds)
+    try:
+        ok(kernel.execute(TRAINER, 120))
+        for turn in range(3):
+            seconds = finished(kernel.execute("with_trainer()", 240)).seconds
+            task.add("again" if turn else "first", "Ray's TorchTrainer", seconds)
+    except (AssertionError, TimeoutError) as error:
+        task.miss("Ray's TorchTrainer", "fails", samples.brief(str(error)))
     ok(kernel.execute(on, 120))
-    several, one = [], []
     for _ in range(rounds):
-        several.append(ok(kernel.execute(on)).seconds)
-        one.append(ok(kernel.execute(here)).seconds)
-    print(f"  nbspawn, again:      {described(several)}")
-    print(f"  nbspawn on one host: {described(one)}; several are {ratio(several, one)} x as long")
-    print(f"  bare actors / nbspawn: {statistics.median(actors) / statistics.median(several):.0f}")
+        task.add("again", "nbspawn", ok(kernel.execute(on)).seconds)
+        task.add("again", "nbspawn on one host", ok(kernel.execute(here)).seconds)
 
 
 def finished(reply: Reply) -> Reply:
@@ -153,7 +142,7 @@ def finished(reply: Reply) -> Reply:
     return reply
 
 
-def train(kernel: Kernel, hosts: Cluster, folder: Path) -> None:
+def train(task: samples.Task, kernel: Kernel, hosts: Cluster, folder: Path) -> None:
     """DistributedDataParallel, beside torchrun: the whole cell or command, and the loop alone."""
     on = f"%%spawn 4 --on ray:{hosts.address} --nnodes 2 -b gloo -o found\n{TRAIN}"
     program = folder / "train.py"
@@ -163,10 +152,11 @@ def train(kernel: Kernel, hosts: Cluster, folder: Path) -> None:
     for _ in range(2):  # what the first imports, the agents' fork servers have then
         ok(kernel.execute(on, 120))
         time.sleep(10)
-    ours, theirs, loops, their_loops = [], [], [], []
+    task.quantity("whole", "200 steps of DistributedDataParallel: the whole cell or command", "s", "torchrun")
+    task.quantity("loop", "the same, the loop alone", "s", "torchrun")
     for round_ in range(5):
-        ours.append(ok(kernel.execute(on, 120)).seconds)
-        loops.append(max(kernel.value("list(found)")))
+        task.add("whole", "nbspawn", ok(kernel.execute(on, 120)).seconds)
+        task.add("loop", "nbspawn", max(kernel.value("list(found)")))
         began = time.monotonic()
         meet = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", hosts.address_of(1)]
         meet += ["--master-port", str(29511 + round_)]
@@ -181,19 +171,16 @@ def train(kernel: Kernel, hosts: Cluster, folder: Path) -> None:
             for host in (1, 2)
         ]
         printed = "".join(run.communicate(timeout=120)[0] for run in runs)
-        theirs.append(time.monotonic() - began)
-        their_loops.append(max(map(float, re.findall(r"loop ([\d.]+)", printed))))
-    print("200 steps of DistributedDataParallel on 2 nodes of 2 ranks")
-    print(f"  nbspawn: the cell {described(ours)}, its loop {described(loops)}")
-    print(f"  torchrun: the command {described(theirs)}, its loop {described(their_loops)}")
-    print(f"  the loop under nbspawn takes {ratio(loops, their_loops)} x as long")
+        task.add("whole", "torchrun", time.monotonic() - began)
+        task.add("loop", "torchrun", max(map(float, re.findall(r"loop ([\d.]+)", printed))))
 
 
-def push(kernel: Kernel, hosts: Cluster, rounds: int) -> None:
+def push(task: samples.Task, kernel: Kernel, hosts: Cluster, rounds: int) -> None:
     """A large array from the kernel to three nodes."""
     ok(kernel.execute(f"import numpy\nlarge = numpy.ones({MEGABYTES} * 125_000)"))
     on = f"%%spawn 3 --on ray:{hosts.address} --nnodes 3\n"
     ok(kernel.execute(on + "rank", 120))
+    ok(kernel.execute("import ray"))
     through_ray = """
 @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
 def last(array): return float(array[-1])
@@ -217,7 +204,7 @@ del held"""
     try:
         for receiver in receivers:
             assert receiver.stdout is not None and receiver.stdout.readline()
-        plain, ours, rays = [], [], []
+        task.quantity("sent", f"{MEGABYTES} MB to each of 3 hosts", "s", "plain TCP")
         for _ in range(rounds):
             began = time.monotonic()
             threads = [threading.Thread(target=send, args=(host,)) for host in (1, 2, 3)]
@@ -225,44 +212,60 @@ del held"""
                 thread.start()
             for thread in threads:
                 thread.join()
-            plain.append(time.monotonic() - began)
+            task.add("sent", "plain TCP", time.monotonic() - began)
             empty = ok(kernel.execute(on + "rank")).seconds
-            ours.append(ok(kernel.execute(on + "float(large[-1])", 120)).seconds - empty)
-            rays.append(ok(kernel.execute(through_ray, 120)).seconds)
+            # What a cell takes longer that reads the array.
+            task.add("sent", "nbspawn", ok(kernel.execute(on + "float(large[-1])", 120)).seconds - empty)
+            task.add("sent", "ray.put", ok(kernel.execute(through_ray, 120)).seconds)
     finally:
         for receiver in receivers:
             receiver.kill()
             receiver.wait()
-    print(f"{MEGABYTES} MB to each of 3 nodes")
-    print(f"  plain TCP:           {described(plain)}")
-    print(f"  nbspawn, more than a cell without it: {described(ours)}; {ratio(ours, plain)} x plain TCP")
-    print(f"  ray.put, and a task on each: {described(rays)}; {ratio(rays, plain)} x")
 
 
-def kept(kernel: Kernel, hosts: Cluster) -> None:
-    """Cells in ranks that stay."""
+def kept(task: samples.Task, kernel: Kernel, hosts: Cluster) -> None:
+    """Cells in ranks that stay, and the kernel while they wait."""
+    task.quantity("cell", "a cell in 4 kept ranks on 2 hosts")
+    task.quantity("idle", "processor time of the idle kernel, share of a core", "cores")
     ok(kernel.execute(f"%%spawn 4 --on ray:{hosts.address} --nnodes 2 -b gloo --keep\nrank"))
-    cells = [ok(kernel.execute("%%ranks\npass")).seconds for _ in range(60)]
-    print(f"A cell in 4 kept ranks on 2 nodes: {statistics.median(cells) * 1000:.1f} ms")
+    for _ in range(60):
+        task.add("cell", "nbspawn", ok(kernel.execute("%%ranks\npass")).seconds)
     idle = "import psutil, time\nkernel = psutil.Process()\nbefore = sum(kernel.cpu_times()[:2])\ntime.sleep(10)"
-    ok(kernel.execute(idle))
-    print(f"The kernel then uses {kernel.value('sum(kernel.cpu_times()[:2]) - before') * 100:.1f} ms of CPU a second")
+    for _ in range(3):
+        ok(kernel.execute(idle))
+        task.add("idle", "nbspawn", kernel.value("sum(kernel.cpu_times()[:2]) - before") / 10)
     ok(kernel.execute("%ranks stop"))
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--tasks", metavar="A,B", default=",".join(TASKS), help=f"some of {', '.join(TASKS)}")
+    samples.add_option(parser)
+    given = parser.parse_args()
+    record = samples.Record("hosts", given.json)
+    names = [name for name in TASKS if name in given.tasks.split(",")]
+    absent = missing()
+    if absent:
+        for name in names:
+            record.begin(name).miss(samples.ALL, "not measured", absent)
+        record.save()
+        sys.exit(f"Not measured: {absent}.")
     with Cluster(3) as hosts, tempfile.TemporaryDirectory() as folder, Kernel(Path(folder)) as kernel:
         ok(kernel.execute("%load_ext nbspawn\nimport torch"))
-        start(kernel, hosts, rounds)
-        kept(kernel, hosts)
-        train(kernel, hosts, Path(folder))
-        push(kernel, hosts, min(rounds, 5))
-        ok(kernel.execute("ray.shutdown()"))
+        for name in names:
+            with record.measuring(name) as task:
+                TASKS[name](task, kernel, hosts, given.rounds, Path(folder))
+        ok(kernel.execute("import ray\nray.shutdown()"))
 
+
+TASKS: dict[str, Callable[[samples.Task, Kernel, Cluster, int, Path], None]] = {
+    "start": lambda task, kernel, hosts, rounds, folder: start(task, kernel, hosts, rounds),
+    "kept": lambda task, kernel, hosts, rounds, folder: kept(task, kernel, hosts),
+    "train": lambda task, kernel, hosts, rounds, folder: train(task, kernel, hosts, folder),
+    "push": lambda task, kernel, hosts, rounds, folder: push(task, kernel, hosts, min(rounds, 5)),
+}
 
 if __name__ == "__main__":
     main()

@@ -87,8 +87,12 @@ class Kernel:
             poller.register(channel.socket, zmq.POLLIN)
         # Outputs while they come, not when all is over: a kernel may print faster than a queue is long.
         while reply is None or not idle:
-            if not poller.poll(1000 * PATIENCE):
-                raise TimeoutError(f"no word from the kernel for {PATIENCE:g} s:\n{code}")
+            end = time.monotonic() + PATIENCE
+            while not poller.poll(1000):
+                if not self._manager.is_alive():
+                    raise RuntimeError(f"the kernel has died\nin this cell:\n{code}")
+                if time.monotonic() > end:
+                    raise TimeoutError(f"no word from the kernel for {PATIENCE:g} s\nin this cell:\n{code}")
             if self._client.shell_channel.msg_ready():
                 reply = self._client.get_shell_msg(timeout=PATIENCE)
                 ran.replied = time.monotonic()
@@ -110,8 +114,25 @@ class Kernel:
         """As ``try_``, but raises RuntimeError if the cell fails."""
         ran = self.try_(code, expression, silent)
         if ran.error:
-            raise RuntimeError(f"this cell failed:\n{code}\n\n{ran.error}\n{ran.text}")
+            lines = [line.strip() for line in ran.text.splitlines() if line.strip()]
+            raise RuntimeError(f"{lines[-1] if lines else ran.error}\n\nin this cell:\n{code}\n\n{ran.text}")
         return ran
+
+    def busy(self) -> float:
+        """How many cores it and all that it has started use now."""
+
+        def used() -> float:
+            seconds = 0.0
+            for process in [kernel, *kernel.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+            return seconds
+
+        kernel = psutil.Process(self.pid)
+        began, before = time.monotonic(), used()
+        time.sleep(2)
+        return max(0.0, used() - before) / (time.monotonic() - began)
 
     def close(self) -> None:
         """End it, and all that it has started: other tools' workers may outlive it."""

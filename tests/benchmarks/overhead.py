@@ -1,6 +1,6 @@
 """What nbspawn's own parts cost a training loop: two ranks train with a part and without it, in turns of half a second.
 
-    python tests/benchmarks/overhead.py [--pairs N] [--often K]
+    python tests/benchmarks/overhead.py [--pairs N] [--often K] [--turns N] [--json PATH]
 
 Two loops: a small MLP that each rank trains alone (forward, backward, step), and one whose gradients are averaged by
 all_reduce, so that a rank that is held up holds up both. Once a second rank 0 prints a line. Two parts: the sampler,
@@ -31,6 +31,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import samples
 import torch
 import torch.distributed as dist
 
@@ -41,7 +42,6 @@ from nbspawn._state.timeline import Timeline
 
 RANKS = 2
 TURN = 0.5  # seconds
-TURNS = 6  # of ten seconds, with the timeline and without
 LOOPS = {"alone": False, "together": True}
 PARTS = ("sampler", "kernel")
 PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -187,8 +187,10 @@ def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--often", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=6, help="of ten seconds, with the timeline and without")
+    samples.add_option(parser)
     given = parser.parse_args()
-    print(f"{RANKS} ranks, {len(PROCESSORS)} cores, {given.pairs} pairs of turns of {TURN:g} s each")
+    record = samples.Record("overhead", given.json)
     with tempfile.TemporaryDirectory():
         kernel = Kernel(str(Path(__file__).parent))
         try:
@@ -198,49 +200,44 @@ def run() -> None:
                 cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 -o TOLD\noverhead.{call}"
                 return kernel.run(cell, "list(TOLD)").value
 
-            usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
             for loop in LOOPS:
-                used: dict[bool, list[float]] = {True: [], False: []}
-                for turn in range(TURNS):
-                    kernel.run(f"overhead.timeline({turn % 2 == 0})")
-                    used[turn % 2 == 0].append(message(f"shares(rank, {loop!r})")[0]["kernel"])
-                with_it, without = (statistics.median(used[on]) for on in (True, False))
-                print(
-                    f"{loop:8} kernel uses {with_it:.3%} of a processor with the timeline, {without:.3%} without "
-                    f"(medians of {TURNS // 2} turns each: {_all(used[True])}; {_all(used[False])})"
-                )
+                with record.measuring(f"timeline, {loop}", ranks=RANKS, seconds=10) as task:
+                    task.quantity("kernel", "processor time of the kernel, share of a core", "cores", "without")
+                    for turn in range(given.turns):
+                        kernel.run(f"overhead.timeline({turn % 2 == 0})")
+                        series = "without" if turn % 2 else "with the timeline"
+                        task.add("kernel", series, message(f"shares(rank, {loop!r})")[0]["kernel"])
             kernel.run("overhead.timeline(True)")
-            paces: dict[int, list[float]] = {0: [], 500: []}
-            for turn in range(2 * TURNS):
-                size = 500 * (turn % 2)
-                cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 --env TORCH_FR_BUFFER_SIZE={size} -o TOLD\n"
-                paces[size].append(kernel.run(f"{cell}overhead.pace(rank)", "TOLD[0]").value)
-            off, on = map(statistics.median, paces.values())
-            scatter = " and ".join(f"{min(each) * 1e6:.0f} to {max(each) * 1e6:.0f}" for each in paces.values())
-            print(f"together torch's flight recorder: {on / off - 1:+.2%} ({scatter} us a step without and with it)")
+            with record.measuring("flight recorder", ranks=RANKS) as task:
+                task.quantity("step", "a step of the loop with all_reduce", "s", "without")
+                for turn in range(2 * given.turns):
+                    size = 500 * (turn % 2)
+                    cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 --env TORCH_FR_BUFFER_SIZE={size} -o TOLD\n"
+                    seconds = kernel.run(f"{cell}overhead.pace(rank)", "TOLD[0]").value
+                    task.add("step", "with torch's flight recorder" if size else "without", seconds)
+            usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
             kernel.run(f"overhead.hasten({given.often})")
             for loop in LOOPS:
-                for part in PARTS:
-                    ranks = message(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})")
-                    _tell(loop, part, ranks, given.often, statistics.mean(rank[part] for rank in usual[loop]))
+                with record.measuring(f"parts, {loop}", ranks=RANKS, often=given.often) as task:
+                    task.quantity("slower", f"time with the part, {given.often} times as often, to that without", "x")
+                    task.quantity("share", "what the part uses at its usual pace, share of a core", "cores")
+                    for part in PARTS:
+                        for ratios in message(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})"):
+                            for ratio in ratios:
+                                task.add("slower", part, ratio)
+                        for rank in usual[loop]:
+                            task.add("share", part, rank[part])
+                _tell(task)
         finally:
             kernel.close()
 
 
-def _all(shares: list[float]) -> str:
-    return ", ".join(f"{share:.3%}" for share in sorted(shares))
-
-
-def _tell(loop: str, part: str, ranks: list[list[float]], often: int, share: float) -> None:
-    ratios = sorted(ratio for rank in ranks for ratio in rank)
-    slower = statistics.median(ratios) - 1
-    lower, _, upper = statistics.quantiles(ratios, n=4)
-    error = 0.93 * (upper - lower) / len(ranks[0]) ** 0.5  # of a median, by the middle half: a few turns are far off
-    print(
-        f"{loop:8} {part:7} {often} times as often: {slower:+.2%} (standard error {error:.2%}),"
-        f" hence {slower / often:+.3%} ({error / often:.3%}) as it is; uses {share:.2%} of a processor",
-        flush=True,
-    )
+def _tell(task: samples.Task) -> None:
+    for part in PARTS:
+        ratios = task.quantities["slower"].values(part)
+        if ratios:
+            slower, error = samples.cost(ratios, task.settings["often"], RANKS)
+            print(f"  {part:7} {slower:+.3%} (standard error {error:.3%}) at its usual pace", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a run over many nodes costs the kernel: simulated agents say what real ones have said.
 
-    python tests/benchmarks/scale.py [--nodes 8,64,512]
+    python tests/benchmarks/scale.py [--nodes 8,64,512] [--json PATH]
 
 Two real agents of eight ranks each are recorded first, in a cell that trains: rank 0 computes for a second, the others
 wait for it in an all_reduce, then all print a line. Then, for each number of nodes, one process plays that many agents
@@ -21,6 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import samples
 from kernels import Kernel
 from simulated import MARK
 
@@ -67,7 +68,7 @@ def run_on(starter, per_node, source):
 """
 
 
-def record(folder: Path, source: str) -> Path:
+def record_agents(folder: Path, source: str) -> Path:
     """The file with what two agents report."""
     path = folder / "recording"
     with Kernel(folder) as kernel:
@@ -80,8 +81,8 @@ def record(folder: Path, source: str) -> Path:
     return path
 
 
-def play(folder: Path, path: Path, nodes: int) -> None:
-    """Measure one run, and print a row."""
+def play(task: samples.Task, folder: Path, path: Path, nodes: int) -> None:
+    """Measure one run."""
     with Kernel(folder) as kernel:
         setup = f"import sys\nsys.path.insert(0, {SUPPORT!r})\nfrom simulated import Simulation"
         starter = f"starter = Simulation({nodes}, {str(path)!r})"
@@ -100,24 +101,33 @@ def play(folder: Path, path: Path, nodes: int) -> None:
         reply = cell.wait(300)
         assert reply.status == "ok", reply
         passed = ended - started
-        print(
-            f"{nodes:4} nodes, {nodes * PER_NODE:4} ranks: first line after {started - began:4.1f} s; "
-            f"{(cpu_then - cpu) / passed:5.1%} of a core; {(sent_then - sent) / passed / 1000:5.1f} kB/s to the front "
-            f"end; memory {memory / 1e6:.0f} MB, then {(memory_then - memory) / 1e6:+.0f} MB"
-        )
+        task.add("started", str(nodes), started - began)
+        task.add("kernel", str(nodes), (cpu_then - cpu) / passed)
+        task.add("sent", str(nodes), (sent_then - sent) / passed)
+        task.add("memory", str(nodes), memory)
+        task.add("grown", str(nodes), memory_then - memory)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="8,64,512", help="numbers of nodes, with commas")
+    samples.add_option(parser)
     given = parser.parse_args()
+    record = samples.Record("scale", given.json)
     for name, line in LINES.items():
-        print(f"Lines {name}:")
-        with tempfile.TemporaryDirectory() as folder:
-            path = record(Path(folder), CELL.format(steps=STEPS, line=line))
+        with (
+            record.measuring(f"lines {name}", ranks_of_a_node=PER_NODE, seconds=MEASURED) as task,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            task.quantity("started", "until the first line is shown, by nodes")
+            task.quantity("kernel", "processor time of the kernel, share of a core", "cores")
+            task.quantity("sent", "to the front end", "B/s")
+            task.quantity("memory", "memory of the kernel", "B")
+            task.quantity("grown", "what it has grown by in the end", "B")
+            path = record_agents(Path(folder), CELL.format(steps=STEPS, line=line))
             for nodes in map(int, given.nodes.split(",")):
-                play(Path(folder), path, nodes)
+                play(task, Path(folder), path, nodes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the live view costs the kernel: many ranks that move from line to line and draw progress bars.
 
-    python tests/benchmarks/view.py [--ranks N] [--seconds S] [--rounds N]
+    python tests/benchmarks/view.py [--ranks N] [--steps N] [--rounds N] [--json PATH]
 
 Each round runs the same cell with the view and with ``--view quiet`` (no table, all else the same), in turn, in one
 kernel. Shown are the kernel's processor time, of all its threads, as a share of one core, from the first step of rank 0
@@ -11,7 +11,6 @@ sleep most of the time: 64 of them share this machine with the kernel.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import samples
 from kernels import Kernel
 
 # Twice a second every rank changes its bar, comes to five other lines, and waits for the others.
@@ -47,11 +47,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=4)
+    samples.add_option(parser)
     given = parser.parse_args()
-    print(f"{given.ranks} ranks, {given.rounds} rounds of {given.steps} steps of about half a second")
-    shares: dict[str, list[float]] = {"auto": [], "quiet": []}
-    rates: dict[str, list[float]] = {"auto": [], "quiet": []}
-    with tempfile.TemporaryDirectory() as folder, Kernel(Path(folder)) as kernel:
+    record = samples.Record("view", given.json)
+    with (
+        record.measuring("view", ranks=given.ranks, rounds=given.rounds, steps=given.steps) as task,
+        tempfile.TemporaryDirectory() as folder,
+        Kernel(Path(folder)) as kernel,
+    ):
+        task.quantity("kernel", "processor time of the kernel, share of a core", "cores", "--view quiet")
+        task.quantity("sent", "to the front end", "B/s", "--view quiet")
         assert kernel.execute("%load_ext nbspawn\nimport torch").status == "ok"
         process = psutil.Process(kernel.pid)
 
@@ -60,20 +65,14 @@ def main() -> None:
             return time.monotonic(), times.user + times.system
 
         for _ in range(given.rounds):
-            for view in shares:
+            for view in ("auto", "quiet"):
                 cell = kernel.submit(CELL.format(ranks=given.ranks, steps=given.steps, view=view))
                 began, before = cell.until("begin") and used()
                 sent = cell.reply.sent
                 ended, after = cell.until("end") and used()
-                shares[view].append((after - before) / (ended - began))
-                rates[view].append((cell.reply.sent - sent) / (ended - began))
+                task.add("kernel", f"--view {view}", (after - before) / (ended - began))
+                task.add("sent", f"--view {view}", (cell.reply.sent - sent) / (ended - began))
                 assert cell.wait().status == "ok", cell.reply
-    for view in shares:
-        each = ", ".join(f"{share:.1%}" for share in shares[view])
-        print(
-            f"--view {view:6} the kernel used {statistics.median(shares[view]):.1%} of a core ({each});"
-            f" {statistics.median(rates[view]) / 1000:,.1f} kB/s to the front end"
-        )
 
 
 if __name__ == "__main__":

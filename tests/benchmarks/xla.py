@@ -1,6 +1,6 @@
 """How long ranks of torch_xla take to start: nbspawn's fork and fork server beside bare processes, in turns.
 
-    PJRT_DEVICE=CPU .venv-xla-colab/bin/python tests/benchmarks/xla.py [--rounds N]
+    PJRT_DEVICE=CPU .venv-xla-colab/bin/python tests/benchmarks/xla.py [--rounds N] [--json PATH]
 
 Four ranks on XLA's CPU device, from a cell of a real kernel that has imported torch_xla and never used its device. The
 peer is ``torch.multiprocessing.start_processes`` by fork, whose function calls what torch_xla's own launcher calls in
@@ -12,12 +12,12 @@ medians of those of the rounds.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import samples
 from kernels import Kernel, ok
 
 RANKS = 4
@@ -59,27 +59,25 @@ TOOLS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in TOOLS}
-    with tempfile.TemporaryDirectory() as folder, Kernel(Path(folder), PJRT_DEVICE="CPU") as kernel:
+    samples.add_option(parser)
+    given = parser.parse_args()
+    record = samples.Record("xla", given.json)
+    with (
+        record.measuring("start", ranks=RANKS) as task,
+        tempfile.TemporaryDirectory() as folder,
+        Kernel(Path(folder), PJRT_DEVICE="CPU") as kernel,
+    ):
+        task.quantity("first", "until the last rank has computed", "s", "bare torch, fork")
+        task.quantity("whole", "the whole run", "s", "bare torch, fork")
         ok(kernel.execute("%load_ext nbspawn"))
         ok(kernel.execute(f"folder, ranks = {folder!r}, {RANKS}\n{SETUP}"))
-        for number in range(rounds + 1):
+        for number in range(given.rounds + 1):
             names = list(TOOLS)
             for name in names[number % 3 :] + names[: number % 3]:
-                sample = kernel.value(f"timed(lambda: {TOOLS[name]})")
+                first, whole = kernel.value(f"timed(lambda: {TOOLS[name]})")
                 if number > 0:
-                    found[name].append(sample)
-    floor = found["bare torch, fork"]
-    for column, title in enumerate(("first computation of the last rank", "the whole run")):
-        print(f"{title} [ms; ratio to bare torch, fork]")
-        for name, samples in found.items():
-            times = [1e3 * sample[column] for sample in samples]
-            ratios = [sample[column] / base[column] for sample, base in zip(samples, floor, strict=True)]
-            print(
-                f"  {name:22} {statistics.median(times):6.0f}  ({min(times):.0f}-{max(times):.0f})"
-                f"  {statistics.median(ratios):.2f} x"
-            )
+                    task.add("first", name, first)
+                    task.add("whole", name, whole)
 
 
 if __name__ == "__main__":
