@@ -50,7 +50,8 @@ class Page:
         return self._data[benchmark].get(name, empty)
 
     def _quantity(self, path: str) -> Quantity:
-        return self._task(path).quantities.get(path.rpartition("/")[2], Quantity("", "s"))
+        known, key = self._task(path).quantities, path.rpartition("/")[2]
+        return known[key] if known else Quantity("", "s")  # a wrong name raises
 
     def _values(self, path: str, series: str) -> list[float]:
         return self._quantity(path).values(series)
@@ -306,7 +307,7 @@ def draw(data: Mapping[str, Mapping[str, Task]], readme: str) -> dict[Path, str]
     return {
         PAGE: text,
         **{CHARTS / name: chart for name, chart in page.charts.items()},
-        README: f"{before}{mark}\n{page.readme()}\n{end}{after}",
+        README: f"{before}{mark}\n\n{page.readme()}\n\n{end}{after}",
     }
 
 
