@@ -246,7 +246,7 @@ def _fail(turn: Turn) -> Figures:
 
 
 def _step(turn: Turn) -> Figures:
-    return {"stepped": max(turn.moments["stepped"]) - turn.called, "whole": turn.ran.replied - turn.first.sent}
+    return {"whole": turn.ran.replied - turn.first.sent}
 
 
 def _train(turn: Turn) -> Figures:

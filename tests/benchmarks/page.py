@@ -82,8 +82,8 @@ class Page:
         if not ratios:
             return self._inline(path, series, base)
         low, middle, high = quartiles(ratios)
-        rounds = f"{len(ratios)} round{'s' * (len(ratios) > 1)}"
-        return f"{middle:.3g} times ({low:.3g} to {high:.3g}, {rounds})"
+        spread = f"{low:.3g} to {high:.3g}, {len(ratios)} rounds" if len(ratios) > 1 else "one round"
+        return f"{middle:.3g} times ({spread})"
 
     def times(self, path: str, series: str, base: str) -> str:
         """How many times as long, of medians: where the turns are not those of the same rounds."""
@@ -117,7 +117,8 @@ class Page:
     # ------------------------------------------------------------ tables
 
     def tools(self, columns: Mapping[str, str], only: Sequence[str] = ORDER) -> str:
-        """A row for each tool, a column for each path."""
+        """A row for each tool, a column for each path that was measured."""
+        columns = {title: path for title, path in columns.items() if self._task(path).quantities}
         rows = {name: [(path, name) for path in columns.values()] for name in only}
         return self.table(["", *columns, "turns"], rows, turns=True)
 
@@ -263,12 +264,11 @@ class Page:
             "|---|---:|---:|---:|---:|",
         ]
         for title, path in rows.items():
-            cells = [
-                self.value(path, tool)
-                if self._values(path, tool)
-                else self._missing(path, tool).how.replace("cannot", "–")
-                for tool in columns
-            ]
+            cells = []
+            for tool in columns:
+                how = self._missing(path, tool).how
+                lacking = "" if how in UNKNOWN else how.replace("cannot", "–")
+                cells.append(self.value(path, tool) if self._values(path, tool) else lacking)
             lines.append(f"| {title} | {' | '.join(cells)} |")
         return "\n".join(lines)
 

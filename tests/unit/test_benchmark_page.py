@@ -27,6 +27,12 @@ def test_the_page_its_charts_and_the_readme_are_drawn_from_the_data() -> None:
         assert path.read_text() == text, f"python tests/benchmarks/page.py has not been run: {path.name}"
 
 
+def test_each_row_of_the_readme_has_our_figure_and_a_peers() -> None:
+    for line in page.Page(page.load()).readme().splitlines()[2:]:
+        ours, *peers = [cell.strip() for cell in line.split("|")[2:-1]]
+        assert ours[0].isdigit() and any(peer[:1].isdigit() for peer in peers), line
+
+
 def test_charts_are_well_formed_and_have_no_colour_for_one_background() -> None:
     for path in page.CHARTS.glob("*.svg"):
         root = xml.etree.ElementTree.fromstring(path.read_text())
@@ -129,8 +135,8 @@ def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
     drawn = page.Page(data)
 
     table = drawn.tools({"data": "compare/have/have", "more": "compare/other/have"}, ["nbspawn", "fork", "Ray", "x"])
-    assert "| nbspawn | 200 ms | not measured | 2 |" in table
-    assert "| fork | hangs | not measured | 0 |" in table
+    assert "| nbspawn | 200 ms | 2 |" in table and "more" not in table
+    assert "| fork | hangs | 0 |" in table
     assert "- fork, data: hangs; no end after 60 s" in table
     assert r"- Ray, data: fails; No \| module" in table
     assert table.endswith("- Not measured: x")
@@ -145,7 +151,7 @@ def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
 
 def test_a_page_can_be_drawn_when_nothing_was_measured() -> None:
     empty = page.draw({name: {} for name in page.BENCHMARKS}, "".join(page.MARKS))
-    assert "not measured" in empty[page.PAGE] and "not measured" in empty[page.README]
+    assert "not measured" in empty[page.PAGE] and "| An empty cell on 4 ranks |" in empty[page.README]
 
 
 def test_a_page_keeps_its_bytes_for_the_same_data() -> None:

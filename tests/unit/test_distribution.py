@@ -41,6 +41,14 @@ def wheel(built: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
+def output(command: list[str | Path], folder: Path) -> list[str]:
+    """The lines that it prints. What the tests run with, such as a PYTHONPATH, must not help it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a bare environment that has the wheel, and whatever else is needed from this one."""
@@ -50,18 +58,10 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     (needed,) = {str(Path(path)) for path in sys.path if path.endswith("site-packages")}
     pip = [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", wheel], check=True)
+    output([*pip, "install", "--quiet", "--no-deps", wheel], folder)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "needed.pth").write_text(f"{needed}\n")
     return python
-
-
-def output(command: list[str | Path], folder: Path) -> list[str]:
-    """The lines that it prints. What the tests run with, such as a PYTHONPATH, must not help it."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
