@@ -39,7 +39,7 @@ _WINDOW = (966, 920)  # points, which are pixels here
 _FRAMES = 7.0  # a second
 _COLOURS = 255  # and one for what does not change between two frames
 _ALIKE = 8  # of 255: the most by which two colours of a palette would differ in vain
-_TYPING = 0.05  # seconds a character
+_TYPING = 0.04  # seconds a character
 
 _POINTER = """addEventListener("DOMContentLoaded", () => {
     document.body.insertAdjacentHTML("beforeend", `<svg id="pointer" width="16" height="24" viewBox="0 0 16 24"
@@ -119,7 +119,7 @@ def _commonest(image: Image.Image) -> list[Any]:
 
 
 def play(lab: Lab) -> Film:
-    """All of it, of about 18 seconds."""
+    """All of it, of about 15 seconds."""
     notebook = lab.open("train.ipynb", PREPARED, CELL)
     close_sidebar(lab)
     notebook.run(0)
@@ -128,14 +128,14 @@ def play(lab: Lab) -> Film:
     film = Film(lab.page.locator(".jp-NotebookPanel"))
 
     select(lab, "")
-    film.hold(0.6)
+    film.hold(0.3)
     film.type(TYPED)
     film.hold(0.4)
     notebook.start(1)
     error = output.filter(has_text="RankRaisedError")
     film.until(lambda: error.count() > 0)
     notebook.wait()
-    film.hold(2.5)
+    film.hold(1.8)
 
     for old, new in REPAIRS:
         select(lab, old)
@@ -144,15 +144,15 @@ def play(lab: Lab) -> Film:
     film.hold(0.3)
     notebook.start(1)
     stalled = output.filter(has_text="have to make the same calls")
-    film.until(lambda: stalled.count() > 0, speed=4)
-    film.hold(2.5)
+    film.until(lambda: stalled.count() > 0, speed=6)
+    film.hold(1.8)
     stop = output.get_by_role("button", name="Stop")
     film.point(stop)
     film.hold(0.5)
     stop.click()
     film.until(lambda: output.filter(has_text="KeyboardInterrupt").count() > 0, speed=2)
     notebook.wait()
-    film.hold(2)
+    film.hold(1.5)
     return film
 
 
