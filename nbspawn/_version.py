@@ -1,4 +1,4 @@
-"""The version that was installed. A module of its own: importlib.metadata is imported only for who asks."""
+"""The version that was installed. A module of its own: importlib.metadata is imported only when it is asked for."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree
 from dataclasses import replace
@@ -56,8 +57,6 @@ def test_data_are_small_rounded_and_name_no_folder() -> None:
 
 def test_no_figure_of_the_page_is_typed_with_a_unit() -> None:
     """But for what was chosen, not measured: sizes of data, and times that are constants of the code or of a task."""
-    import re
-
     chosen = {"400 MB", "200 MB", "2 GB", "1 MB", "250 ms"}
     prose = re.sub(r"\{\{.*?\}\}", "", page.TEMPLATE.read_text())
     assert set(re.findall(r"[\d.,]+ (?:µs|ms|s|kB|MB|GB|%|times)\b", prose)) <= chosen
