@@ -145,12 +145,16 @@ class Page:
                 some = [count for count in counts if count] or [0]
                 figures.append(f"{min(some)}" + (f" to {max(some)}" if max(some) > min(some) else ""))
             lines.append(f"| {name} | {' | '.join(figures)} |")
+        same: dict[tuple[str, str, str], list[str]] = {}
+        for (name, how, why), titles in without.items():
+            about = f" ({', '.join(titles)})" if len(titles) < len(header) - 1 - turns else ""
+            same.setdefault((about, how, why), []).append(name)
         notes = [
-            f"- {name}, {', '.join(titles)}: {how}; {self._escaped(why)}"
-            for (name, how, why), titles in without.items()
+            _item(f"{'; '.join(names)}{about}: {how}; {self._escaped(why)}")
+            for (about, how, why), names in same.items()
         ]
         if absent:
-            notes.append(f"- Not measured: {'; '.join(absent)}")
+            notes.append(_item(f"Not measured: {'; '.join(absent)}"))
         if len(lines) == 2:
             return "\n".join(notes)
         return "\n".join(lines + ["", *notes] * bool(notes))
@@ -168,7 +172,7 @@ class Page:
             three = [shown(one(values), quantity.unit) for one in (statistics.median, min, max)]
             lines.append(f"| {name} | {' | '.join(three)} | {len(values)} |")
         missing = [
-            f"- {name}: {one.how}; {self._escaped(one.why)}"
+            _item(f"{name}: {one.how}; {self._escaped(one.why)}")
             for name, one in self._task(path).missing.items()
             if not quantity.values(name)
         ]
@@ -219,7 +223,7 @@ class Page:
             for line, names in known.items():
                 part = f" ({', '.join(names)})" if len(known) > 1 else ""
                 groups.setdefault(line, []).append(f"`{benchmark}.py`{part}")
-        return "\n".join(f"- {', '.join(names)}: {line}." for line, names in groups.items())
+        return "\n".join(_item(f"{', '.join(names)}: {line}.") for line, names in groups.items())
 
     # ------------------------------------------------------------ charts
 
@@ -273,6 +277,14 @@ class Page:
         return "\n".join(lines)
 
 
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(text: str) -> str:
+    return _wrapped(f"- {text}", indent="  ")
+
+
 def filled(template: str, page: Page) -> str:
     """The template with its figures; lines of prose are broken again."""
     names: dict[str, Callable[..., str]] = {
@@ -282,7 +294,7 @@ def filled(template: str, page: Page) -> str:
     for block in template.strip().split("\n\n"):
         text = re.sub(r"\{\{(.*?)\}\}", lambda found: eval(found[1].strip(), dict(names)), block, flags=re.DOTALL)
         if not re.match(r"[|#!`<-]", text):
-            text = textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
+            text = _wrapped(" ".join(text.split()))
         if text.strip():
             blocks.append(text.rstrip())
     return "\n\n".join(blocks) + "\n"

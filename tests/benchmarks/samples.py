@@ -39,7 +39,7 @@ Machine = dict[str, Any]
 
 @dataclass
 class Missing:
-    """Why a series lacks samples. ``how`` is a word or two: hangs, fails, cannot, not installed, > 60 s."""
+    """Why a series lacks samples. ``how`` is a word or two: hangs, fails, cannot, not tried, not installed, > 60 s."""
 
     how: str
     why: str

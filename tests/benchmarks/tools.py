@@ -15,7 +15,7 @@ class Tool:
     if ``literal``; ``{words}``: for a shell), ``{n}``, ``{here}`` (this folder).
 
     ``before`` and ``after`` are not timed. ``slow`` tools start ranks in seconds, and have fewer turns. ``cannot`` says
-    why there is no figure, by the name of a task.
+    why there is no figure, by the name of a task, and ``skips`` why none was measured.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Tool:
     literal: bool = False
     slow: bool = False
     cannot: dict[str, str] = field(default_factory=dict)
+    skips: dict[str, str] = field(default_factory=dict)
 
 
 _START = "start_processes({fn}, ({args},), nprocs={n}, start_method={method!r})"
