@@ -118,7 +118,7 @@ def spawn(
             uses.
         args: the arguments of ``fn`` after the rank. They may contain shared tensors and multiprocessing's queues,
             locks and events.
-        nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
+        nprocs: the number of ranks; or 'gpu', 'xla', 'tpu' (one per device), 'cpu' (one per core), 'auto' (what fits).
         join: True: wait, show what the ranks print, and return their results. False: return a context at once. Then the
             ranks are not supervised, and ``timeout``, ``grace_period``, ``view``, ``pdb``, ``debugpy`` and ``on`` are
             refused.
@@ -127,22 +127,23 @@ def spawn(
             be pickled).
         backend: make and destroy a process group around ``fn``: 'gloo', 'nccl', 'xla' (torch_xla), 'tpu_dist'
             (torch_tpu), or 'auto' for the one that fits; None: no process group.
-        env: environment variables of the ranks, in addition to the kernel's.
+        env: environment variables of the ranks, in addition to the kernel's (or the node's, on several machines).
         devices: the numbers of the CUDA devices that the ranks may see; None: all.
         threads: intra-op threads per rank; None: OMP_NUM_THREADS, else the number of cores divided by ``nprocs``.
         seed: rank r seeds ``random``, numpy and torch with ``seed`` + r; None: with a different seed in every rank and
             every run.
         timeout: seconds until the ranks are stopped, with a RunTimeoutError; None: no limit.
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks are stopped; None: 3.
-        log_dir: the directory for the logs, one per rank with its whole output, which are kept; None: a private
+        log_dir: the directory in which each rank's whole output is logged, and the logs are kept; None: a private
             directory.
         pdb: open the debugger in a rank that raises, at the line that raised; the other ranks wait meanwhile.
         debugpy: each rank listens for a debugger (VS Code's) on a loopback port of its own.
         show_locals: show the variables of the frame that raised, in the error.
         view: how the run is shown; None: the notebook's default view, or in a script lines marked with their ranks on
             ``sys.stdout``.
-        on: 'local' for this machine, 'ray' or 'ray:HOST:PORT' for a Ray cluster, which has to be there. Needs ``join``.
-        nnodes: the number of nodes of the cluster; each runs its share of the ranks.
+        on: 'local' for this machine, 'ray' or 'ray:HOST:PORT' for a running Ray cluster. Needs ``join``, and
+            a number for ``nprocs``.
+        nnodes: how many nodes of the cluster to use; each runs its share of the ranks.
 
     Returns:
         ``Results``, a sequence by rank of what ``fn`` returned. With ``join=False`` a ``LocalContext``: a torch
@@ -150,7 +151,7 @@ def spawn(
 
     Raises:
         RankRaisedError: a rank raised; the error is that of the rank that failed first.
-        RankExitedError: a rank exited with another code than 0, or was killed, and failed first.
+        RankExitedError: the rank that failed first was killed, or exited before it had finished.
         StartError: the ranks could not be started.
         PayloadError: ``fn``, or something that it uses, cannot be pickled; or a result cannot, when it is accessed.
         UsageError: an argument is invalid; no rank was started.
@@ -215,8 +216,8 @@ def start_processes(
 ) -> ProcessContext | None:
     """``torch.multiprocessing.start_processes``: the same arguments, defaults, results and errors.
 
-    A KeyboardInterrupt that a rank raises itself is an error here, because the rank has not finished. torch treats it
-    as a success, up to release 2.13.
+    Two ends of a rank are errors here, because it has not finished, and successes in torch (up to release 2.13): a
+    KeyboardInterrupt that it raises itself, and an exit with code 0 before ``fn`` has returned.
 
     Args:
         fn: called as ``fn(rank, *args)`` in each rank.
@@ -232,7 +233,7 @@ def start_processes(
 
     Raises:
         RankRaisedError: a rank raised; also torch's ProcessRaisedException. The other ranks get SIGTERM at once.
-        RankExitedError: a rank exited with another code than 0; also torch's ProcessExitedException. The other ranks
+        RankExitedError: a rank ended without finishing; also torch's ProcessExitedException. The other ranks
             get SIGTERM at once.
         StartError: the ranks could not be started.
         PayloadError: ``fn``, or something that it uses, cannot be pickled.

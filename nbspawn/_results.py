@@ -15,7 +15,7 @@ T = TypeVar("T", covariant=True)
 
 
 class Results(Sequence[T]):
-    """The values of the ranks: ``results[i]`` is what the function returned in rank i, or the cell's last expression.
+    """The values of the ranks: ``results[i]`` is what rank i returned, or the value of the cell's last expression.
 
     A sequence over the ranks that ran the command, in their order. If these are not all ranks, ``results[i]`` is the
     value of rank ``results.ranks[i]``; ``by_rank`` maps the ranks' own numbers to values.
@@ -66,8 +66,8 @@ class Results(Sequence[T]):
         Returns:
             A list of dicts, which ``pandas.DataFrame`` takes: the ``rank`` spent ``seconds`` of the time between
             ``start`` and ``end`` (seconds since the run began) at this ``line`` of this ``file`` (``Cell In[5]``; None
-            and '' outside of the user's code), whose text is ``source``; ``waiting``: for other ranks. However long a
-            run lasts, there are at most 120 such times for each rank. A run of less than a tenth of a second has none.
+            and '' outside of the user's code), whose text is ``source``; ``waiting`` if for other ranks. However long a
+            run lasts, a rank has at most 120 such intervals. A run of less than a tenth of a second has none.
         """
         return self._timeline()
 

@@ -79,7 +79,7 @@ class RankSubset:
         """Call ``fn(rank, *args, **kwargs)`` in each of these ranks.
 
         The function is sent with the notebook's variables that it uses. Names that the rank itself has bound keep the
-        rank's values. (Use ``functools.partial`` if ``fn`` has own arguments ``timeout`` or ``background``.)
+        rank's values. (Use ``functools.partial`` if ``fn`` itself has an argument ``timeout`` or ``background``.)
 
         Args:
             fn: any function; it may be defined in the notebook.
@@ -96,6 +96,7 @@ class RankSubset:
             RankExitedError: a rank has ended, which ends the session.
             RunTimeoutError: ``timeout`` seconds have passed.
             PayloadError: the function or an argument cannot be pickled.
+            StartError: the ranks could not be started, or have ended.
             UsageError: ``fn`` is not a function, or the ranks are busy.
             KeyboardInterrupt: the user has stopped the command.
         """
@@ -124,6 +125,7 @@ class RankSubset:
             RankRaisedError: a rank raised; the error is that of the rank that failed first. The rank stays alive.
             RankExitedError: a rank has ended, which ends the session.
             RunTimeoutError: ``timeout`` seconds have passed.
+            StartError: the ranks could not be started, or have ended.
             UsageError: ``code`` is not a string, or the ranks are busy.
             KeyboardInterrupt: the user has stopped the command.
         """
@@ -142,6 +144,7 @@ class RankSubset:
 
         Raises:
             PayloadError: a value cannot be pickled.
+            StartError: the ranks could not be started, or have ended.
             UsageError: the ranks are busy.
         """
         self._quietly(namespace.bind, {**(variables or {}), **more})
@@ -157,6 +160,7 @@ class RankSubset:
 
         Raises:
             RankRaisedError: a rank does not have the variable (a NameError).
+            StartError: the ranks could not be started, or have ended.
             UsageError: the ranks are busy.
         """
         return self._quietly(namespace.variable, name)
@@ -165,7 +169,7 @@ class RankSubset:
         """Compare the value of an expression over these ranks: a tensor, a state dict, a module, an optimizer, anything
         made of such.
 
-        Each rank evaluates the expression in its own variables. Digests travel, and of what differs some elements.
+        Each rank evaluates the expression in its own variables. Ranks send digests, and a few chunks of what differs.
         Elements that differ by at most ``atol + rtol * abs(element)`` from those that most ranks have count as equal,
         and so do two NaN.
 
@@ -179,6 +183,7 @@ class RankSubset:
 
         Raises:
             RankRaisedError: the expression raised in a rank. The rank stays alive.
+            StartError: the ranks could not be started, or have ended.
             UsageError: ``expression`` is not one, or the ranks are busy.
         """
         expression, tolerance = comparison.checked(expression, rtol, atol)
@@ -204,7 +209,7 @@ class Session(RankSubset):
     The session ends when one of its ranks ends; ``restart`` starts it again.
 
     Args:
-        nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
+        nprocs: the number of ranks; or 'gpu', 'xla', 'tpu' (one per device), 'cpu' (one per core), 'auto' (what fits).
         start_method: as for ``nbspawn.spawn``.
         backend: as for ``nbspawn.spawn``.
         env: as for ``nbspawn.spawn``.
@@ -217,7 +222,7 @@ class Session(RankSubset):
         show_locals: as for ``nbspawn.spawn``.
         timeout: seconds until the ranks are stopped, for each command without a timeout of its own; None: no limit.
         grace_period: seconds between KeyboardInterrupt and SIGTERM when ranks are stopped.
-        autoreload: before each command the ranks load the modules again that were edited on disk.
+        autoreload: before each command the ranks reload modules that were edited on disk.
         idle_timeout: seconds without a command after which the ranks are ended; None: never.
         view: how commands are shown; None: the notebook's default view, or in a script lines marked with their ranks
             on ``sys.stdout``.

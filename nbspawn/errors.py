@@ -1,9 +1,9 @@
 """What can go wrong in a run, and how several failures become the one error that is raised.
 
 SpawnError
-├── UsageError            an option or an argument makes no sense
-├── StartError            no rank could be started, or not in the way that was asked for
-├── PayloadError          something that the ranks need, or a rank's value, cannot travel between processes
+├── UsageError            an option or an argument is invalid, or the ranks are busy
+├── StartError            the ranks could not be started, or not as requested, or have ended
+├── PayloadError          something that the ranks need, or a rank's value, cannot be sent between processes
 ├── RankRaisedError       a rank raised              (also torch.multiprocessing.ProcessRaisedException)
 ├── RankExitedError       a rank ended by itself     (also torch.multiprocessing.ProcessExitedException)
 └── RunTimeoutError       the time of ``timeout`` ran out
@@ -39,15 +39,15 @@ class SpawnError(Exception):
 
 
 class UsageError(SpawnError, ValueError):
-    """An option or an argument makes no sense; nothing was started."""
+    """An option or an argument is invalid, or the ranks are busy; nothing was started."""
 
 
 class StartError(SpawnError):
-    """No rank was started, or not in the way that was asked for."""
+    """The ranks could not be started, or not as requested, or have ended already."""
 
 
 class PayloadError(SpawnError):
-    """A variable of the cell, or a rank's value, cannot travel between processes; ``culprit`` is a short name of it."""
+    """A variable of the cell, or a rank's value, cannot be sent between processes; ``culprit`` is its short name."""
 
     def __init__(self, message: str, culprit: str = "") -> None:
         super().__init__(message)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 
 from nbspawn._engine import stacks
 from nbspawn._engine.exits import UNKNOWN
+from nbspawn._protocol import wire
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._state.ending import Ending
 from nbspawn.errors import Failure
@@ -35,13 +37,11 @@ def unreported(
     """The rank's process ended with ``code`` (None: that is unknown, and ``why_unknown``) at ``moment``, and the rank
     has not reported why.
 
-    torch's error file is read for a rank that failed before it had a channel; it lies in the run's private directory,
-    so nobody else can have written the pickle in it.
+    torch's error file, a pickled string, is read for a rank that failed before it had a channel.
     """
     try:
-        with open(error_file, "rb") as file:
-            traceback = pickle.load(file)
-    except (OSError, EOFError):
+        traceback = wire.load_of_rank(Path(error_file).read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):
         crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
         return Ending(rank, moment, code=code, text=why_unknown, crash=crash)
     return Ending(rank, moment, name=traceback.strip().rpartition("\n")[2], traceback=traceback)

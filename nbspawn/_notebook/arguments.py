@@ -45,7 +45,8 @@ def _parser() -> Parser:
         type=argument_types.ranks,
         nargs="?",
         help="how many ranks: a number, cpu (one per core), gpu (one per GPU), xla or tpu (one per TPU chip, by "
-        "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core)",
+        "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core); with "
+        "--on ray a number",
     )
     add(
         "--on",
@@ -53,7 +54,7 @@ def _parser() -> Parser:
         default="local",
         help="where the ranks run: local (default), or ray, or ray:HOST:PORT, the nodes of a Ray cluster",
     )
-    add("--nnodes", metavar="K", type=argument_types.count, help="number of nodes of the cluster (default 1)")
+    add("--nnodes", metavar="K", type=argument_types.count, help="how many nodes of the cluster to use (default 1)")
     add(
         "--nproc-per-node",
         metavar="M",
@@ -65,7 +66,8 @@ def _parser() -> Parser:
         "--start-method",
         choices=("auto", "fork", "forkserver", "spawn"),
         default="auto",
-        help="how processes are started (default auto: the fork server if all that the cell uses can be pickled)",
+        help="how ranks are started (default auto: the fork server if all that the cell uses can be pickled, else fork "
+        "if that is safe)",
     )
     add(
         "-b",
@@ -112,7 +114,7 @@ def _parser() -> Parser:
     add(
         "--autoreload",
         action="store_true",
-        help="kept ranks load modules that were edited on disk again, before each later cell",
+        help="kept ranks reload modules that were edited on disk, before each later cell",
     )
     add(
         "--idle-timeout",
@@ -131,7 +133,7 @@ def _add_common(add: Callable[..., Any]) -> None:
         "--out",
         metavar="NAME",
         type=argument_types.variable,
-        help="bind the results, a sequence by rank, to NAME",
+        help="bind the results, a sequence by rank, to NAME; with --background the handle",
     )
     add(
         "-t",
@@ -153,7 +155,7 @@ def _add_seen(add: Callable[..., Any]) -> None:
     add("--background", action="store_true", help="return a handle at once; the run continues while later cells run")
     add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
     add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
-    add("--view", choices=VIEWS, default="auto", help="how the run is shown (default auto: html in notebooks)")
+    add("--view", choices=VIEWS, default="auto", help="how to show it (default auto: html with buttons in notebooks)")
     add("--profile", action="store_true", help="unfold the profile: time by line and by rank")
     add(
         "--timings",
@@ -164,7 +166,7 @@ def _add_seen(add: Callable[..., Any]) -> None:
         "--local-ranks-filter",
         metavar="0,1",
         type=argument_types.numbers,
-        help="show the output of these ranks only, as under torchrun (the logs contain all)",
+        help="show the output of these ranks only (the logs contain all); numbers as in the table, also with --nnodes",
     )
     add("-h", "--help", action="store_true", help="show this and run nothing")
 
@@ -175,7 +177,7 @@ def _ranks_parser() -> Parser:
         add_help=False,
         allow_abbrev=False,
         description="Run this cell in the ranks that %%spawn --keep has kept alive: in all, or in the selected ones.",
-        epilog="%%ranks alone lists them; %%ranks followed by one of these commands acts on them: "
+        epilog="%ranks alone lists them; %ranks followed by one of these commands acts on them: "
         + "; ".join(verb.usage for verb in VERBS)
         + ".",
     )
@@ -198,7 +200,7 @@ def _ranks_parser() -> Parser:
     add(
         "--autoreload",
         action="store_true",
-        help="from now on these ranks load modules that were edited on disk again, before each cell",
+        help="from now on these ranks reload modules that were edited on disk, before each cell",
     )
     add("--auto", action="store_true", help=argparse.SUPPRESS)  # in auto mode the cell has no magic line
     add(

@@ -1,4 +1,4 @@
-"""``nbspawn.interact``: a function on N ranks at a click."""
+"""``nbspawn.interact``: a function on N ranks, as a widget."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def interact(
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Interact:
-    """A widget that calls ``fn(rank, **arguments)`` in ``nprocs`` new ranks whenever *Run* is pressed.
+    """A widget that calls ``fn(rank, **arguments)`` in ``nprocs`` new ranks whenever *Run* is pressed::
 
         nbspawn.interact(train, nprocs=4, backend="gloo", lr=(1e-4, 1e-1), epochs=10)
 
     It has controls for the number of ranks, the start method, the backend and the function's own arguments, and shows
     the live table, the output, the displays and the error. The run is in the background: the kernel is free for other
-    cells. When the cell that defines ``fn`` is run again, the next *Run* takes the new function. The widget is a
+    cells. When the cell that defines ``fn`` is run again, the next *Run* uses the new function. The widget is a
     ``VBox``: it can be a part of other layouts, and its ``result``, ``error`` and ``running`` can be observed.
 
     Args:
         fn: takes the rank first, as with torch's ``spawn``, then its own arguments.
-        nprocs: the number of ranks; or 'gpu', 'cpu', 'xla', 'tpu' or 'auto' for one rank per device of that type.
+        nprocs: the number of ranks; or 'gpu', 'xla', 'tpu' (one per device), 'cpu' (one per core), 'auto' (what fits).
         start_method: as for ``nbspawn.spawn``.
         backend: as for ``nbspawn.spawn``.
         options: further keyword arguments of ``nbspawn.spawn``, such as ``{"timeout": 60, "env": {"A": "1"}}``.
         **arguments: for each argument of ``fn`` a value, a widget, or an abbreviation as for ``ipywidgets.interact``:
-            ``(least, most)`` or ``(least, most, step)`` for a slider, a list or a dict for a choice, a bool, a string.
-            Arguments that are not given have their default. A range of floats over two powers of ten or more has a
-            logarithmic slider. (A function that has arguments with the names of the above gets them by
+            ``(min, max[, step])`` for a slider, a list or a dict for a choice, a number, a bool, a string.
+            Arguments that are not given have their default. A float range that spans two powers of ten or more gets a
+            logarithmic slider. (If ``fn`` has an argument with the name of one of those above, bind it with
             ``functools.partial``.)
 
     Returns:

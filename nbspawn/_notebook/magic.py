@@ -76,7 +76,7 @@ class SpawnMagics(Magics):
         if absent := [name for name in given.push if name not in self.shell.user_ns]:
             raise UsageError(f"the notebook has no variable {absent[0]!r} to push")
         if given.background and given.pull:
-            raise UsageError("--pull cannot be used with --background: pull in another cell, after handle.wait()")
+            raise UsageError("--pull cannot be used with --background: pull in another cell, after handle.result()")
         asked = arguments.selected(given.which, pool.nprocs)
         if given.autoreload:
             pool.follow_edits()

@@ -19,7 +19,7 @@ _STEPS = 100  # of a slider for floats; ipywidgets' own has steps of 0.1, whatev
 def widgets(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A widget, or ``ipywidgets.fixed``, for each parameter after the rank; by name.
 
-    ``given`` are abbreviations or widgets: ``(least, most[, step])`` is a slider, a list or a dict a choice, a number a
+    ``given`` are abbreviations or widgets: ``(min, max[, step])`` is a slider, a list or a dict a choice, a number a
     slider around it, a string a text, a bool a checkbox. A parameter that is not given has its default, or its type, as
     abbreviation; it has no widget if that is none.
 
@@ -39,7 +39,7 @@ def widgets(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
             found[parameter.name] = widget
         elif parameter.name in given:
             raise UsageError(
-                f"{parameter.name}={abbreviation!r:.60} is no abbreviation for a widget: give (least, most), a list of "
+                f"{parameter.name}={abbreviation!r:.60} is no abbreviation for a widget: give (min, max), a list of "
                 "choices, a number, a string, a bool, a widget, or ipywidgets.fixed(value)"
             )
         elif parameter.default is parameter.empty:

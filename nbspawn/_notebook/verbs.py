@@ -19,11 +19,11 @@ class Verb(NamedTuple):
 
 
 VERBS = (
-    Verb("stop", "", "end the ranks; without a name, all"),
+    Verb("stop", "", "end the ranks; without a name, those of all sessions"),
     Verb("restart", "", "start the same ranks again, without their variables"),
     Verb("interrupt", "", "raise KeyboardInterrupt in ranks that run in the background"),
     Verb("wait", "", "wait for the background run, and answer its prompts"),
-    Verb("stacks", "", "show the stack of each of them"),
+    Verb("stacks", "", "show the stack of each rank"),
     Verb("collectives", "", "show the last collectives of each process group, and which ranks do not agree"),
     Verb("memory", "", "show what takes each rank's memory: tensors by variable, what is shared, what torch caches"),
     Verb(
@@ -32,7 +32,7 @@ VERBS = (
         "open the debugger in a busy rank; an idle one stops at the first line of its next cell",
     ),
     Verb("diff", "EXPR", "compare the value of an expression over the ranks: what differs, where, and by how much"),
-    Verb("logs", "R", "show the path of a rank's log, or of a copy of it if that is on another machine"),
-    Verb("release", "", "give the nodes of a cluster back that no ranks use"),
+    Verb("logs", "R", "show the path of a rank's log, or of a local copy if the log is on another machine"),
+    Verb("release", "", "give back the nodes of a cluster that no ranks use"),
     Verb("auto", "on|off", "run every later plain cell in the ranks, as if it began with `%%ranks`"),
 )

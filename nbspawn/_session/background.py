@@ -1,7 +1,7 @@
 """A command that runs in the background: its handle, and how a cell attaches to it.
 
 A thread supervises the ranks, and the kernel is free for other cells. The thread cannot ask the user: prompts of ranks
-wait until a cell attaches to the run (``handle.wait()``, ``%ranks debug 1``).
+wait until a cell attaches to the run (``handle.result()``, ``%ranks debug 1``).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class BackgroundRun:
         """Has the user stopped the run?
 
         Returns:
-            True if the run has ended, by ``cancel`` or an interrupt.
+            True if ``cancel`` or an interrupt has ended it.
         """
         return self.done() and isinstance(self._error, KeyboardInterrupt)
 

@@ -46,7 +46,7 @@ Conversation = Generator[Question, Mapping[int, Any], "Difference"]
 
 
 class Difference:
-    """How a value differs between ranks; as a truth value: does it differ?
+    """How a value differs between ranks. It is true if the value differs.
 
     Attributes:
         expression: what was compared.

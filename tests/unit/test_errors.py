@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from pathlib import Path
+
+from nbspawn._engine import failures
+from nbspawn._protocol.launch import RunFiles
 from nbspawn.errors import Failure, rank_error
 
 
@@ -55,3 +61,20 @@ def test_a_module_that_a_node_lacks() -> None:
     assert found[1].startswith("host2 does not have that module. Install it on all nodes")
     local = Failure(0, 1, 1.0, None, "ModuleNotFoundError: No module named 'mine'")
     assert lines(local) == ["rank 0 of 8: ModuleNotFoundError: No module named 'mine'"]
+
+
+def test_torchs_error_file_is_read_as_text_alone(tmp_path: Path) -> None:
+    """A rank writes it, before it has a channel: the kernel runs no code that is pickled in it."""
+    file, made = tmp_path / "errors", tmp_path / "made"
+    files = RunFiles(tmp_path, tmp_path)
+
+    class Foreign:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return os.mkdir, (made,)
+
+    file.write_bytes(pickle.dumps(Foreign()))
+    ending = failures.unreported(0, 1.0, 1, os.fspath(file), files)
+    assert (ending.code, ending.traceback) == (1, "") and not made.exists()
+
+    file.write_bytes(pickle.dumps("Traceback (most recent call last):\n  ...\nValueError: no\n"))
+    assert failures.unreported(0, 1.0, 1, os.fspath(file), files).name == "ValueError: no"
