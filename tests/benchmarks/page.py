@@ -144,7 +144,7 @@ class Page:
             if turns:
                 some = [count for count in counts if count] or [0]
                 figures.append(f"{min(some)}" + (f" to {max(some)}" if max(some) > min(some) else ""))
-            lines.append(f"| {name} | {' | '.join(figures)} |")
+            lines.append(f"| {name} | {_unbroken(' | '.join(figures))} |")
         same: dict[tuple[str, str, str], list[str]] = {}
         for (name, how, why), titles in without.items():
             about = f" ({', '.join(titles)})" if len(titles) < len(header) - 1 - turns else ""
@@ -170,7 +170,7 @@ class Page:
         for name in quantity.samples:
             values = quantity.values(name)
             three = [shown(one(values), quantity.unit) for one in (statistics.median, min, max)]
-            lines.append(f"| {name} | {' | '.join(three)} | {len(values)} |")
+            lines.append(f"| {name} | {_unbroken(' | '.join(three))} | {len(values)} |")
         missing = [
             _item(f"{name}: {one.how}; {self._escaped(one.why)}")
             for name, one in self._task(path).missing.items()
@@ -275,6 +275,11 @@ class Page:
                 cells.append(self.value(path, tool) if self._values(path, tool) else lacking)
             lines.append(f"| {title} | {' | '.join(cells)} |")
         return "\n".join(lines)
+
+
+def _unbroken(figures: str) -> str:
+    """A number stays in one line with its unit, in a narrow column too."""
+    return re.sub(r"(?<=\w) (?=\w)", "\N{NO-BREAK SPACE}", figures)
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -136,6 +136,8 @@ def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
     drawn = page.Page(data)
 
     table = drawn.tools({"data": "compare/have/have", "more": "compare/other/have"}, ["nbspawn", "fork", "Ray", "x"])
+    assert "| 200\N{NO-BREAK SPACE}ms |" in table
+    table = table.replace("\N{NO-BREAK SPACE}", " ")
     assert "| nbspawn | 200 ms | 2 |" in table and "more" not in table
     assert "| fork | hangs | 0 |" in table
     assert "- fork: hangs; no end after 60 s" in table
