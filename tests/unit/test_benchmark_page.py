@@ -143,6 +143,10 @@ def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
     assert "- fork: hangs; no end after 60 s" in table
     assert r"- Ray: fails; No \| module" in table
     assert table.endswith("- Not measured: x")
+    task.quantities["pss"] = Quantity("memory", "B", samples={"fork": [1e6], "Ray": [2e6]})
+    both = drawn.tools({"data": "compare/have/have", "memory": "compare/have/pss"}, ["nbspawn", "fork"])
+    assert "- fork (data): hangs; no end after 60 s" in both
+    del task.quantities["pss"]
     assert drawn.value("compare/have/have", "fork") == "(hangs)"
     assert drawn.ratio("compare/have/have", "nbspawn", "fork") == "(hangs)"
     assert drawn.if_hangs("compare/have/have", "fork", "Why.") == "Why."
