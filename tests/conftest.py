@@ -124,9 +124,12 @@ def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+def kernel(module_kernel: Kernel, request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """The module's kernel; no test may leave a rank in it."""
+    failed = request.session.testsfailed
     yield module_kernel
+    if request.session.testsfailed > failed:
+        module_kernel.interrupt()  # a cell that the test has left, for which all later tests would wait in vain
     module_kernel.assert_no_rank()
     assert module_kernel.value("6 * 7") == 42
 

@@ -140,6 +140,7 @@ class RunDirectories:
         files = RunFiles(private, logs)
         try:
             os.mkfifo(files.lifeline, 0o600)
+            files.ranks.touch()
             files.interrupts.write_bytes(bytes(nprocs))
             files.gauges.write_bytes(bytes(nprocs * SLOT.size))
             files.questions.write_bytes(bytes(questions.SIZE))

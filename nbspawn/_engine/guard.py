@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbspawn._engine import guardian, inherited
 from nbspawn._engine.guardian import is_alive, started_at, stopped
-from nbspawn._protocol.launch import LIFELINE, MARK
+from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
 
 _log = logging.getLogger(__name__)
 
@@ -32,27 +32,18 @@ class Guard:
         self._lock = threading.Lock()  # runs in the background end in threads of their own
         self._since = ""
         self._pipe = -1
-        self._runs: dict[Path, list[bytes]] = {}
+        self._runs: set[Path] = set()
         self._ended: deque[bytes] = deque(maxlen=_AGAIN)
 
     def begin(self, run: Path) -> None:
         """Ranks of the run in this directory are about to start."""
         if sys.platform != "linux":
             return
-        event = b"+%b\0" % os.fsencode(run)
         with self._lock:
             if self.pid is None:
                 self._start()
-            self._runs[run] = [event]
-            self._send(event, check=True)
-
-    def watch(self, run: Path, pid: int) -> None:
-        """A rank of the run has started."""
-        with self._lock:
-            if run in self._runs:
-                event = b"@%d %b %b\0" % (pid, started_at(pid).encode(), os.fsencode(run))
-                self._runs[run].append(event)
-                self._send(event)
+            self._runs.add(run)
+            self._send(_begun(run))
 
     def renew_if_lost(self) -> None:
         """Start another one if somebody has killed or stopped it."""
@@ -63,15 +54,16 @@ class Guard:
     def end(self, run: Path) -> None:
         """The run's ranks have ended: what they have left behind is killed, within milliseconds."""
         with self._lock:
-            if self._runs.pop(run, None) is not None:
+            if run in self._runs:
+                self._runs.remove(run)
                 event = b"-%b\0" % os.fsencode(run)
-                self._ended.append(b"+%b\0" % os.fsencode(run) + event)
-                self._send(event, check=True)
+                self._ended.append(_begun(run) + event)
+                self._send(event)
 
-    def _send(self, event: bytes, check: bool = False) -> None:
-        """The guardian reads at once; if it is stuck, this must not wait for it. ``check`` whether somebody has killed
-        or stopped it. One that is started again gets all events."""
-        if check and self._renew_if_lost():
+    def _send(self, event: bytes) -> None:
+        """The guardian reads at once; if it is stuck, this must not wait for it. One that somebody has killed or
+        stopped is started again, and gets all events."""
+        if self._renew_if_lost():
             return
         try:
             os.write(self._pipe, event)
@@ -95,7 +87,7 @@ class Guard:
         with suppress(OSError):
             inherited.close(self._pipe)
         self._start()
-        os.write(self._pipe, b"".join([*self._ended, *(event for run in self._runs.values() for event in run)]))
+        os.write(self._pipe, b"".join([*self._ended, *map(_begun, self._runs)]))
 
     def _start(self) -> None:
         readable, writable = os.pipe()
@@ -105,7 +97,7 @@ class Guard:
         # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.
         self.pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", guardian.__file__, MARK, LIFELINE],
+            [sys.executable, "-I", "-S", guardian.__file__, MARK, LIFELINE, RANKS],
             os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, readable, 0),
@@ -116,6 +108,10 @@ class Guard:
         )
         os.close(readable)
         self._since = started_at(self.pid)
+
+
+def _begun(run: Path) -> bytes:
+    return b"+%b\0" % os.fsencode(run)
 
 
 guard = Guard()

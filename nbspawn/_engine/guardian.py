@@ -3,13 +3,12 @@
 A rank takes its group along, but not a child that left it (``start_new_session=True``, ``setsid``; torch.compile's
 workers do that). Such a child is known by the run's mark in its environment, or, if it is a fork that runs no new
 program, by the rank's lifeline, which it holds open. Jenkins finds the leftovers of a build in the same way. A rank
-that has closed every descriptor, and so its lifeline, is known by its pid, and ended with its group.
+that has closed every descriptor, and so its lifeline, is known by what it has registered, and ended with its group.
 
-It runs by itself (``python -I -S guardian.py MARK LIFELINE``, the names of the environment variable that marks a run's
-processes and of the FIFO in its directory) and reads from fd 0, each event ended by a NUL: ``+RUN`` a run begins,
-``@PID SINCE RUN`` a rank of it has started, ``-RUN`` its ranks have ended, where RUN is the run's directory and SINCE
-what ``started_at`` returns. The end of the file is the end of the kernel, whatever ended it. It reads /proc: Linux
-only.
+It runs by itself (``python -I -S guardian.py MARK LIFELINE RANKS``, the names of the environment variable that marks a
+run's processes, and of the FIFO and the register of ranks in its directory) and reads from fd 0, each event ended by a
+NUL: ``+RUN`` a run begins, ``-RUN`` its ranks have ended, where RUN is the run's directory. The end of the file is the
+end of the kernel, whatever ended it. It reads /proc: Linux only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _TICK = 0.02  # seconds between two searches for what is left
 _TIMEOUT = 5.0  # seconds: what has not ended by then is stuck in the operating system
@@ -28,44 +27,58 @@ def main() -> None:
     """Until the kernel's end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
         signal.signal(number, signal.SIG_IGN)
-    runs: dict[bytes, list[tuple[int, str]]] = {}
+    runs: dict[bytes, int] = {}
     rest = b""
     while received := os.read(0, 65536):
         *events, rest = (rest + received).split(b"\0")
         for event in events:
             sign, run = event[:1], event[1:]
             if sign == b"+":
-                runs[run] = []
-            elif sign == b"@":
-                pid, since, run = run.split(b" ", 2)
-                runs.setdefault(run, []).append((int(pid), since.decode()))
+                runs[run] = _register(run)
             else:
-                _end({run}, runs.pop(run, []))
-    _end(set(runs), [rank for ranks in runs.values() for rank in ranks])
+                _end({run: runs.pop(run)})
+    _end(runs)
 
 
-def _end(runs: set[bytes], ranks: list[tuple[int, str]]) -> None:
-    """Kill every process of these runs, until none is found: one that is about to die may start another."""
+def _register(run: bytes) -> int:
+    """The run's register of ranks, opened: something may delete the directory, or has done so already."""
+    try:
+        return os.open(b"%b/%b" % (run, os.fsencode(sys.argv[3])), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _end(runs: dict[bytes, int]) -> None:
+    """Kill every process of these runs, until none is found: one that is about to die may start another. Each has its
+    register, which is closed."""
     end = time.monotonic() + _TIMEOUT
-    while runs and (found := _members(runs, ranks)) and time.monotonic() < end:
+    while runs and (found := _members(runs)) and time.monotonic() < end:
         for pid, kill in found:
             try:
                 kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         time.sleep(_TICK)
+    for register in runs.values():
+        os.close(register)
 
 
-def _members(runs: set[bytes], ranks: list[tuple[int, str]]) -> list[tuple[int, Callable[[int, int], None]]]:
+def _members(runs: dict[bytes, int]) -> list[tuple[int, Callable[[int, int], None]]]:
     """Their pids, each with what kills it."""
     spared = {os.getpid(), os.getppid()}  # the kernel may be a rank of another run, and holds its lifelines open
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = [pid for pid in pids if pid not in spared and (_marked(pid, runs) or _holds_lifeline(pid, runs))]
-    living = [pid for pid, since in ranks if since and started_at(pid) == since]
-    return [(pid, os.kill) for pid in found] + [(pid, os.killpg) for pid in living]
+    ranks = [rank for register in runs.values() for rank in _registered(register)]
+    return [(pid, os.kill) for pid in found] + [(pid, os.killpg) for pid, since in ranks if started_at(pid) == since]
 
 
-def _marked(pid: int, runs: set[bytes]) -> bool:
+def _registered(register: int) -> list[tuple[int, str]]:
+    """The pid of each rank, and when it began."""
+    *stats, _ = os.pread(register, os.fstat(register).st_size, 0).split(b"\0")
+    return [(int(stat.split()[0]), _fields(stat)[_BEGAN].decode()) for stat in stats]
+
+
+def _marked(pid: int, runs: Iterable[bytes]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
@@ -76,7 +89,7 @@ def _marked(pid: int, runs: set[bytes]) -> bool:
     return any(b":%b:" % run in value for run in runs for value in values)
 
 
-def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
+def _holds_lifeline(pid: int, runs: Iterable[bytes]) -> bool:
     folder = f"/proc/{pid}/fd"
     try:
         fds = os.listdir(folder)
@@ -92,6 +105,8 @@ def _holds_lifeline(pid: int, runs: set[bytes]) -> bool:
     return False
 
 
+_BEGAN = 19  # in _fields
+
 UNSEEN = "alive"
 """A process of which the system does not say when it began."""
 
@@ -103,7 +118,7 @@ def started_at(pid: int) -> str:
     if not fields:
         seen = os.path.exists("/proc/self/stat") and not _out_of_descriptors()
         return "" if seen or not _answers(pid) else UNSEEN
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return "" if fields[0] in (b"Z", b"X") else fields[_BEGAN].decode()
 
 
 def _out_of_descriptors() -> bool:
@@ -127,12 +142,17 @@ def stopped(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat behind the name of the program, from the state on; none where there is none."""
+    """The fields of /proc/PID/stat; none where there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+            return _fields(file.read())
     except OSError:
         return []
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """Those behind the name of the program, which may hold anything: from the state on."""
+    return stat.rpartition(b")")[2].split()
 
 
 def _answers(pid: int) -> bool:

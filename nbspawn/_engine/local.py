@@ -259,7 +259,6 @@ class LocalRanks(ProcessContext):
             return
         if isinstance(event, Started):
             self._exits.begun(event.rank, event.pid)
-            guard.watch(self.files.private, event.pid)
         elif number != self._command.numbers[event.rank] and not isinstance(event, Listening):
             _log.warning("rank %d: a %s of command %d is not for this one", event.rank, type(event).__name__, number)
             return

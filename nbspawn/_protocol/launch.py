@@ -16,6 +16,9 @@ MARK = "NBSPAWN_RUN"
 LIFELINE = "lifeline"
 """The name of the FIFO in the run's directory that its ranks hold open."""
 
+RANKS = "ranks"
+"""The name of the file in the run's directory in which its ranks register."""
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -33,6 +36,11 @@ class RunFiles:
     def lifeline(self) -> Path:
         """A FIFO that only the kernel holds open for writing: its end is the kernel's death."""
         return self.private / LIFELINE
+
+    @property
+    def ranks(self) -> Path:
+        """For the guardian: of each rank, before it runs any code of the user, what /proc/PID/stat says."""
+        return self.private / RANKS
 
     @property
     def interrupts(self) -> Path:

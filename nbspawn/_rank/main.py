@@ -85,6 +85,7 @@ def main(rank: int, launch: Launch) -> None:
     if launch.keep:
         info.own.watch()
     process.own_session()
+    process.register(launch.files.ranks)
     process.prefer_as_oom_victim()
     stdio.redirect(launch.files.log(rank))
     process.die_with_kernel(launch.files.lifeline)

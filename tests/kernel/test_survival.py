@@ -649,6 +649,25 @@ time.sleep(1000)"""
     wait_gone(pids, 10)
 
 
+def test_a_rank_that_the_kernel_never_heard_of_ends_with_it(own_kernel: Kernel, tmp_path: Path) -> None:
+    """The kernel is stopped when it has forked the rank, which closes every descriptor, and is then killed."""
+    ok(
+        own_kernel.execute(f"""import os, signal, traceback
+def stop_the_kernel():
+    if "popen_fork.py" in str(traceback.extract_stack()):  # not in the process that tries fork (_engine/fork_safety.py)
+        os.kill({own_kernel.pid}, signal.SIGSTOP)
+os.register_at_fork(after_in_child=stop_the_kernel)""")
+    )
+    own_kernel.submit(f"""%%spawn 1 -m fork
+import os, pathlib, time
+os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+pathlib.Path({str(tmp_path)!r}, "pids-0").write_text(str(os.getpid()))
+time.sleep(1000)""")
+    pids = wait_until(lambda: marked_pids(tmp_path), "it has told")
+    own_kernel.kill()
+    wait_gone(pids, 10)
+
+
 @once
 def test_when_memory_runs_out_ranks_go_first(kernel: Kernel, method: str) -> None:
     score = "int(open('/proc/self/oom_score_adj').read())"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -198,7 +199,8 @@ class Cell:
         return self
 
     def asked(self, count: int = 1, timeout: float = PATIENCE) -> Cell:
-        """Read messages until so many questions have come."""
+        """Read messages until so many questions have come. They come over another socket than what is printed, and may
+        overtake it: ``until`` waits for that."""
         self.read_until(lambda: len(self.reply.prompts) >= count, f"{count} prompts", timeout)
         return self
 
@@ -237,7 +239,8 @@ class Cell:
         end = time.monotonic() + timeout
         while not enough():
             assert after or not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"
-            assert time.monotonic() < end, f"waited {timeout} s in vain: {what}\n{self.reply}"
+            waited = f"waited {timeout} s in vain: {what}"
+            assert time.monotonic() < end, f"{waited}\n{self.reply}\n{self._kernel.stacks()}"
             assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
             for channel, message in self._kernel.messages():
                 # Cells that were sent later may answer while this one is waited for.
@@ -383,6 +386,14 @@ class Kernel:
         self._client.stop_channels()
         self._manager.restart_kernel(now=now)
         self._connect()
+
+    def stacks(self) -> str:
+        """Where its threads are, for a test that has waited in vain; '' in an environment without py-spy."""
+        program = Path(sys.executable).with_name("py-spy")
+        if not program.exists():
+            return ""
+        dumped = subprocess.run([program, "dump", "--pid", str(self.pid)], capture_output=True, text=True)
+        return dumped.stdout + dumped.stderr
 
     def shutdown(self, now: bool = False) -> None:
         """Close the notebook."""
