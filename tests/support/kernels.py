@@ -199,10 +199,16 @@ class Cell:
         return self
 
     def asked(self, count: int = 1, timeout: float = PATIENCE) -> Cell:
-        """Read messages until so many questions have come. They come over another socket than what is printed, and may
-        overtake it: ``until`` waits for that."""
+        """Read messages until so many questions have come, and what was printed before them."""
         self.read_until(lambda: len(self.reply.prompts) >= count, f"{count} prompts", timeout)
+        self.catch_up()
         return self
+
+    def catch_up(self) -> None:
+        """Read all that was printed by now. A question may overtake that, since it comes over another socket; the
+        status of another request comes behind it, over the same."""
+        other = self._kernel.ask_for_info()
+        self.read_until(lambda: other._idle, "what was printed by now", PATIENCE, after=True)
 
     def wait(self, timeout: float = PATIENCE) -> Reply:
         """Read messages to the cell's end."""
@@ -338,6 +344,12 @@ class Kernel:
         reply = self.execute(expression)
         assert reply.status == "ok", reply.traceback
         return ast.literal_eval(reply.result)
+
+    def ask_for_info(self) -> Cell:
+        """Send a request that the kernel answers at any time."""
+        request = self._client.session.msg("kernel_info_request")
+        self._client.control_channel.send(request)
+        return Cell(self, request["header"]["msg_id"], ())
 
     def answer(self, text: str) -> None:
         """The user's answer to the question that was asked last."""

@@ -29,7 +29,6 @@ class User(Models):
     def prompt(self) -> str:
         """Wait for the next question."""
         self.cell.asked(self._answered + 1)
-        self._catch_up()
         return self.cell.reply.prompts[self._answered][0]
 
     def say(self, *lines: str) -> str:
@@ -42,7 +41,7 @@ class User(Models):
         self.cell.read_until(
             lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
         )
-        self._catch_up()
+        self.cell.catch_up()
         return plain(self.cell.reply.text()[before:])
 
     def say_last(self, line: str) -> None:
@@ -51,12 +50,6 @@ class User(Models):
         self._answered += 1
         self.kernel.answer(line)
         self.until(lambda: not any(model.get("disabled") for model in self.models.values()), "the buttons work again")
-
-    def _catch_up(self) -> None:
-        """The question may overtake the text that was printed before it: they come over two sockets."""
-        while late := self.kernel.messages():
-            for channel, message in late:
-                self.cell.take(channel, message)
 
     def view(self) -> str:
         """Wait for the controls to be displayed; the id of their box."""
