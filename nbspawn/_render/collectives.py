@@ -27,7 +27,7 @@ _QUIET = f"color:{QUIET}"
 
 
 class _Row(NamedTuple):
-    """``state`` says which ranks are in the call, have passed it or have not come."""
+    """``state`` says which ranks are in the call, have passed it or have not reached it."""
 
     number: str
     call: str

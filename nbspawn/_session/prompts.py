@@ -2,7 +2,7 @@
 
 Ranks ask in any number and at any time: ``input()``, and the debuggers of those that have stopped. The user answers
 one at a time. At a debugger's prompt four commands are for the notebook, not for pdb: ``ranks`` lists where each rank
-is, ``rank 2`` turns to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff loss``
+is, ``rank 2`` switches to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff loss``
 compares a value over them (_session/stopped.py).
 
 Pure but for its own memory; the clock is passed in.
@@ -106,7 +106,7 @@ class PromptQueue:
         if others:
             verb = "has stopped" if len(others) == 1 else "have stopped"
             sentences.append(
-                f"{name_ranks(sorted(others))} {verb} too: `rank {min(others)}` turns there, `all n` steps all."
+                f"{name_ranks(sorted(others))} {verb} too: `rank {min(others)}` switches to it, `all n` steps all."
             )
         # Not those that only miss a peer: the user holds its peers up.
         if failed := [rank.rank for rank in run.ranks if rank.state == "failed" and ECHO not in rank.detail]:

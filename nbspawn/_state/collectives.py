@@ -49,7 +49,7 @@ class Group:
 
 
 class Gap(NamedTuple):
-    """Ranks are in a call (``inside``) to which others have not come, as far as is known (``missing``)."""
+    """Ranks are in a call (``inside``) that others have not reached, as far as is known (``missing``)."""
 
     group: Group
     number: int
@@ -156,7 +156,7 @@ def _mismatch(run: Run, group: Group) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- ranks that have not come
+# ---------------------------------------------------------------- ranks that have not reached a call
 
 
 def _gap(group: Group) -> Gap | None:
@@ -190,13 +190,12 @@ def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
 
 
 def _behind(group: Group, rank: int) -> str:
-    """'not come (last call: 16, broadcast)'; '' of one that has not answered: it may have passed the call."""
+    """'not reached it (last call: 16, broadcast)'; '' of one that has not answered: it may have passed the call."""
     if rank not in group.calls:
         return ""
     number = group.last(rank)
-    return (
-        f"not come (last call: {number}, {group.calls[rank][number].name})" if number else "not come (no call recorded)"
-    )
+    last = f"last call: {number}, {group.calls[rank][number].name}" if number else "no call recorded"
+    return f"not reached it ({last})"
 
 
 def _waits(run: Run, reports: Reports, gaps: Sequence[Gap]) -> dict[int, Doing]:

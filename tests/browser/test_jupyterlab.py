@@ -130,7 +130,7 @@ dist.barrier()"""
     expect(table).to_contain_text("Rank 0 has waited")
     expect(table).to_contain_text(
         "Collective 1 of the default group, barrier (line 6): rank 0 is in it, "
-        "rank 1 has not come (no call recorded) and is at line 5: time.sleep(600)."
+        "rank 1 has not reached it (no call recorded) and is at line 5: time.sleep(600)."
     )
     stop = outputs.get_by_role("button", name="Stop")
     table_box, stop_box, printed_box = (shown.bounding_box() for shown in (table, stop, printed))

@@ -79,11 +79,11 @@ MISMATCHES = {
     ],
     mismatches.one_call_behind: [
         "Collective 3 of the default group, all_reduce float32[5] (<A>): ranks 0 and 2 are in it, "
-        "rank 1 has not come (last call: 2, all_reduce) and is at <B>."
+        "rank 1 has not reached it (last call: 2, all_reduce) and is at <B>."
     ],
     mismatches.never_called: [
         "Collective 1 of the default group, all_gather_object int64[1] (<A>): rank 0 is in it, "
-        "ranks 1-2 have not come (no call recorded) and are at <B>."
+        "ranks 1-2 have not reached it (no call recorded) and are at <B>."
     ],
     mismatches.returned_early: [
         "Collective 2 of the default group, all_reduce float32[2] (<A>): ranks 0 and 2 are in it, rank 1 has returned."
@@ -117,7 +117,7 @@ MISMATCHES = {
     ],
     mismatches.source_goes_ahead: [
         "Collective 1 of the default group, broadcast float32[6] (<A>): rank 0 is in it, rank 1 has passed it, "
-        "rank 2 has not come (no call recorded) and is at <B>."
+        "rank 2 has not reached it (no call recorded) and is at <B>."
     ],
     mismatches.in_a_part: [
         "Collective 1 of group experts (ranks 1-2): rank 1 calls reduce_scatter float32[2] (<A>), "

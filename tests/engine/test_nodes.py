@@ -235,7 +235,7 @@ def test_ranks_on_all_nodes_tell_of_their_collectives_and_their_memory(nodes: Pr
         job = CellJob(RunCell(lines, "<waits>", transformed=lines), {})
         background = kept.pool.perform(job, None, None, in_background=True)
         assert isinstance(background, BackgroundRun)
-        said = "all_reduce float32[2] (line 3): ranks 0-2 are in it, rank 3 has not come"
+        said = "all_reduce float32[2] (line 3): ranks 0-2 are in it, rank 3 has not reached it"
         assert until(lambda: said in background.supervisor.report("collectives").text, 30)
         background.cancel()
         assert isinstance(background.exception(30), KeyboardInterrupt)

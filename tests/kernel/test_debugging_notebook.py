@@ -30,7 +30,7 @@ def test_the_bugs_are_found() -> None:
         mismatch, behind = replies[12], replies[15].outputs[-1]["data"]["text/plain"]
         ends = "ranks 0-1 call all_reduce float32[4, 2] (line 4), rank 2 calls all_reduce float32[4, 3] (line 4)."
         assert mismatch.ename == "RunTimeoutError" and ends in mismatch.traceback
-        assert "ranks 0 and 2 are in it, rank 1 has not come (last call: 3, all_reduce)" in behind
+        assert "ranks 0 and 2 are in it, rank 1 has not reached it (last call: 3, all_reduce)" in behind
     before, after = replies[18].text(), replies[20].text()
     assert before == "model: 4 entries are equal in all 4 ranks.\n"
     assert "ranks 0-1 and 3 agree, rank 2 differs" in after and "first at [3, 5]" in after

@@ -91,7 +91,7 @@ def test_ranks_collectives(kernel: Kernel) -> None:
 
     def said() -> bool:
         shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]["text/plain"]
-        return "broadcast float32[5] (line 3): rank 0 is in it, rank 1 has not come" in shown
+        return "broadcast float32[5] (line 3): rank 0 is in it, rank 1 has not reached it" in shown
 
     cell.see(said, "it is said after a second")
     ok(kernel.execute("%ranks interrupt"))

@@ -60,7 +60,7 @@ def test_uneven_gathers_fit_if_all_expect_the_same() -> None:
 def test_a_rank_that_is_ahead_for_a_moment_is_not_reported() -> None:
     reports = told([call(7, pending=True)], [call(6, pending=False)])
     assert findings(snapshot(2, waits=0.5), reports) == []
-    assert "rank 1 has not come (last call: 6, all_reduce)" in findings(snapshot(2), reports)[0]
+    assert "rank 1 has not reached it (last call: 6, all_reduce)" in findings(snapshot(2), reports)[0]
 
 
 def test_groups_that_each_rank_has_made_for_itself_are_not_compared() -> None:
