@@ -2,8 +2,8 @@
 
 Ranks ask in any number and at any time: ``input()``, and the debuggers of those that have stopped. The user answers
 one at a time. At a debugger's prompt four commands are for the notebook, not for pdb: ``ranks`` lists where each rank
-is, ``rank 2`` switches to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff loss``
-compares a value over them (_session/stopped.py).
+is, ``rank 2`` switches to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff
+loss`` compares a value over them (_session/stopped.py).
 
 Pure but for its own memory; the clock is passed in.
 """
@@ -105,9 +105,8 @@ class PromptQueue:
         sentences = []
         if others:
             verb = "has stopped" if len(others) == 1 else "have stopped"
-            sentences.append(
-                f"{name_ranks(sorted(others))} {verb} too: `rank {min(others)}` switches to it, `all n` steps all."
-            )
+            switch = f"`rank {min(others)}` switches to that rank"
+            sentences.append(f"{name_ranks(sorted(others))} {verb} too: {switch}, `all n` steps all.")
         # Not those that only miss a peer: the user holds its peers up.
         if failed := [rank.rank for rank in run.ranks if rank.state == "failed" and ECHO not in rank.detail]:
             details = "; ".join(sorted({run.ranks[rank].detail for rank in failed}))

@@ -64,7 +64,7 @@ def test_a_first_stop_waits_a_moment_for_ranks_that_may_stop_too() -> None:
     assert play.due(1.4) is None
     assert play.due(1.5) == 1
     assert play.prompts.question(play.prompts.pending[1], play.run) == (
-        "Rank 0 has stopped too: `rank 0` switches to it, `all n` steps all.",
+        "Rank 0 has stopped too: `rank 0` switches to that rank, `all n` steps all.",
         "[1] ipdb> ",
     )
     assert play.prompts.question(play.prompts.pending[1], play.run)[0] == "", "shown once"
