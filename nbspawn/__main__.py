@@ -106,7 +106,7 @@ def _preloaded() -> list[Row]:
             "its memory",
             f"{server.report.memory / _MIB:.0f} MiB with torch alone; imports up to {memory_limit() / _MIB:.0f}",
         ),
-        ("remembered imports", f"{len(found.tried)} in {learned.path()}"),
+        ("remembered imports", f"{len(found.tried)} in {learned.path() or 'memory: there is no home directory'}"),
         ("refused imports", refused or "none"),
     ]
 

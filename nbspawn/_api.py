@@ -192,9 +192,7 @@ def spawn(
     job = FunctionJob(fn, args, names=views.cell_names())
     if join:
         return Pool(launch, command).run(job)
-    context = _started(job, resolve(launch), show_locals)
-    context.serve()
-    return context
+    return _served(_started(job, resolve(launch), show_locals))
 
 
 def _refuse_what_needs_a_supervisor(**given: object) -> None:
@@ -244,8 +242,7 @@ def start_processes(
     options = LaunchOptions(nprocs=nprocs, start_method=start_method, daemon=daemon)
     context = _started(FunctionJob(fn, args, names=views.cell_names()), options)
     if not join:
-        context.serve()
-        return context
+        return _served(context)
     while not context.join():
         pass
     return None
@@ -254,3 +251,13 @@ def start_processes(
 def _started(job: FunctionJob, options: LaunchOptions, show_locals: bool = False) -> LocalContext:
     command = replace(job.command, show_locals=show_locals)
     return start(command, resolve_start(job, options), options, job.inherited)
+
+
+def _served(context: LocalContext) -> LocalContext:
+    """For a caller who joins later: the store is there already. Nothing is left of an interrupted call."""
+    try:
+        context.serve()
+    except BaseException:
+        context.close()
+        raise
+    return context

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from nbspawn._payload.packing import UnpicklableError, Value
+from nbspawn._protocol import plain
+from nbspawn._protocol.messages import Result
 from nbspawn.errors import PayloadError
 
 _SHOWN = 16  # groups of ranks with equal values; more are abbreviated
@@ -32,8 +34,8 @@ class Results(Sequence[T]):
             repr is still shown.
     """
 
-    def __init__(self, values: Sequence[Value], ranks: Sequence[int] | None = None) -> None:
-        self._values = tuple(values)
+    def __init__(self, values: Sequence[Result], ranks: Sequence[int] | None = None) -> None:
+        self._values = tuple(map(Value, values))
         self.ranks = tuple(range(len(values)) if ranks is None else ranks)
         """The numbers of the ranks, in the order of the values."""
         self._timeline: Callable[[], list[dict[str, Any]]] = list
@@ -128,3 +130,15 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     same = one == other
     return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def answers(results: Results[Any], declared: Any) -> dict[int, Any]:
+    """Of ranks that have run nbspawn's own code: what they have answered, by rank. It is no user's object, and nothing
+    is run to have it: each is made of plain data, of this type (_protocol/plain.py). Raises PayloadError."""
+    found = {}
+    for rank, value in zip(results.ranks, results._values, strict=True):
+        try:
+            found[rank] = plain.loaded(declared, value.result.data, value.result.buffers)
+        except plain.NotPlainError as error:
+            raise PayloadError(f"the answer of rank {rank} cannot be read: {value.result.reason or error}") from error
+    return found

@@ -14,12 +14,13 @@ An interrupt stays ``KeyboardInterrupt``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from nbspawn._state.wording import ECHO, is_echo, on_host, ranges, signal_name, with_line
+from nbspawn._protocol.failure import Failure
+from nbspawn._state.wording import on_host, ranges, signal_name
 
 _SEND_MODULES = (
     "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
@@ -58,45 +59,17 @@ class RunTimeoutError(SpawnError, TimeoutError):
     """The run took longer than its ``timeout`` in seconds; the message says where every rank stood."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How one rank failed. Times are CLOCK_MONOTONIC seconds."""
-
-    rank: int
-    pid: int
-    time: float
-    exitcode: int | None
-    """As in ``Process.exitcode``; None if the rank raised."""
-    what: str
-    """One line: 'KeyError: 'hieght'' or 'terminated with signal SIGSEGV'."""
-    traceback: str = ""
-    rendered: tuple[str, ...] = ()
-    line: int | None = None
-    """The line of the cell, 1-based."""
-    crash: str = ""
-    """The Python stack of a rank that a signal ended, where there is one."""
-    log_path: str = ""
-    node: int = 0
-    """The machine that the rank was on, 0 for the first."""
-    host: str = ""
-    """Its name, if there are several."""
-    time_error: float = 0.0
-    """``time`` is right to so many seconds: the clocks of other machines are known through messages only."""
-
-    @property
-    def summary(self) -> str:
-        """``what``, and the cell's line where there is one."""
-        return with_line(ECHO if self.is_echo else self.what, self.line)
-
-    @property
-    def is_echo(self) -> bool:
-        """Is this only the echo of a peer's end? Such errors come from collectives whose other side has gone."""
-        return self.exitcode is None and is_echo(self.what, self.traceback)
+def with_echoes(failures: Sequence[Failure], peer_ended: bool = False) -> list[Failure]:
+    """The same failures. Those that have lost a peer are echoes if one is known to have ended: another of these ranks,
+    which has not lost one itself, or one that has not failed (``peer_ended``)."""
+    known = peer_ended or not all(failure.lost_peer for failure in failures)
+    return [replace(failure, is_echo=known and failure.lost_peer) for failure in failures]
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """By time, but echoes of a peer's end behind everything else: ranks that fail later fail because of the first."""
-    return sorted(failures, key=lambda failure: (failure.is_echo, failure.time))
+    """By time, but those that have lost a peer behind everything else: ranks that fail later fail because of the
+    first."""
+    return sorted(failures, key=lambda failure: (failure.lost_peer, failure.time))
 
 
 class _RankError(SpawnError):
@@ -142,9 +115,12 @@ def _rebuilt(kind: type[SpawnError], arguments: tuple[Any, ...], attributes: dic
     return error
 
 
-def rank_error(failures: Sequence[Failure], world_size: int, context: Sequence[str] = ()) -> SpawnError:
-    """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines."""
-    first, *rest = root_cause_first(failures)
+def rank_error(
+    failures: Sequence[Failure], world_size: int, context: Sequence[str] = (), peer_ended: bool = False
+) -> SpawnError:
+    """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines;
+    ``peer_ended``: has a rank ended that has not failed?"""
+    first, *rest = root_cause_first(with_echoes(failures, peer_ended))
     others = tuple(rest)
     if first.host and "ModuleNotFoundError" in first.what:
         context = [f"{first.host} does not have that module. {_SEND_MODULES}", *context]

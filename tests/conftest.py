@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import resource_tracker, util
 from pathlib import Path
@@ -21,16 +22,36 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 # switch it on (test_preload.py).
 os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
-from kernels import Kernel
+from costs import BUDGETS, Costs, folder
+from kernels import Kernel, ok, prepare
 from methods import METHODS
 from widgets import PANEL_THREADS, Screen
+
+LOCK = "NBSPAWN_TEST_LOCK"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--method", choices=METHODS, help="run under this start method only what is tested under several")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
+    if LOCK not in os.environ:  # workers inherit it
+        place = tempfile.mkdtemp(prefix="nbt-lock-")
+        os.environ[LOCK] = f"{place}/tests"
+        config.add_cleanup(lambda: shutil.rmtree(place))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than processors, since tests also wait; none for a single file, which is for looking at it."""
+    if len(config.args) == 1 and not os.path.isdir(config.args[0]):
+        return 0
+    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", len(os.sched_getaffinity(0)) + 1))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    folders, sizes = list(BUDGETS), Counter(item.path for item in items)  # a worker takes a whole file
+    items.sort(key=lambda item: (folders.index(folder(item.nodeid)), -sizes[item.path], item.path))
     wanted = config.getoption("--method")
     if wanted is None:
         return
@@ -43,14 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """Where several test sessions run at the same time (.ci/run), a test with a bound on time runs alone.
+    """A test with a bound on time runs alone, whatever workers and other test sessions (.ci/run) there are.
 
     Two locks: who waits to be alone holds the door meanwhile, so that it is let in. The wait is outside of the test's
     own time limit.
     """
-    path = os.environ.get("NBSPAWN_TEST_LOCK")
-    if path is None:
-        return (yield)
+    path = os.environ[LOCK]
     alone = item.get_closest_marker("timing") is not None
     with open(f"{path}-door", "w") as door, open(path, "w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -62,9 +81,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
             fcntl.flock(room, fcntl.LOCK_UN)  # a process that the test has left may hold the file, too
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temp() -> Iterator[str]:
+    """A temp directory of this process's tests: other tests run on the machine."""
+    shared = os.environ.get("TMPDIR"), tempfile.tempdir
+    util.get_temp_dir()  # multiprocessing's own, once a process and until its end
+    own = tempfile.mkdtemp(prefix="nbt-")
+    os.environ["TMPDIR"] = tempfile.tempdir = own
+    yield own
+    tempfile.tempdir = shared[1]
+    if shared[0] is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = shared[0]
+    shutil.rmtree(own, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
-def workplace() -> Iterator[str]:
-    """A temp directory of this test session (others may run on the machine), a warm fork server, orphans adopted."""
+def workplace(temp: str) -> Iterator[str]:
+    """The temp directory, with a warm fork server, and orphans adopted."""
     import leftovers
     import rank_functions
     import torch
@@ -72,10 +107,6 @@ def workplace() -> Iterator[str]:
     import nbspawn
     from nbspawn._engine import forkserver
 
-    shared = os.environ.get("TMPDIR"), tempfile.tempdir
-    util.get_temp_dir()  # multiprocessing's own, once a process and until its end
-    own = tempfile.mkdtemp(prefix="nbt-")
-    os.environ["TMPDIR"] = tempfile.tempdir = own
     leftovers.adopt_orphans()
     resource_tracker.ensure_running()
     forkserver.server.get()
@@ -84,14 +115,8 @@ def workplace() -> Iterator[str]:
     # With join=False the store is served at once; its library keeps a pipe from then on, one for the whole process.
     nbspawn.start_processes(rank_functions.succeed, start_method="fork", join=False).join()
     gc.freeze()  # what is there now stays: each test's collection (leftovers.py) would go through torch for 0.3 s
-    yield own
+    yield temp
     forkserver.server.stop()
-    tempfile.tempdir = shared[1]
-    if shared[0] is None:
-        del os.environ["TMPDIR"]
-    else:
-        os.environ["TMPDIR"] = shared[0]
-    shutil.rmtree(own, ignore_errors=True)
 
 
 @pytest.fixture
@@ -106,32 +131,39 @@ def nothing_left(workplace: str) -> Iterator[None]:
 
 # ---------------------------------------------------------------- kernels (kernels.py)
 
-WARM = """\
-import torch as _torch  # takes as long as the fork server's own import beside it
-from nbspawn._engine.forkserver import server as _server
-_server.get()
-del _torch, _server
-"""
+
+@pytest.fixture(scope="session")
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One kernel for this process's tests."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        prepare(kernel, "torch._dynamo")  # which an optimizer imports, in each rank (kernel_parent.py)
+        yield kernel
 
 
 @pytest.fixture(scope="module")
-def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """One kernel for a module's tests, the extension loaded and the fork server warm."""
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        assert kernel.execute("%load_ext nbspawn").status == "ok"
-        assert kernel.execute(WARM).status == "ok"
-        yield kernel
+def module_kernel(shared_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """It as a new one for a module: an empty notebook in a folder of its own."""
+    shared_kernel.folder = tmp_path_factory.mktemp("notebook")
+    ok(shared_kernel.execute(f"%cd -q {shared_kernel.folder}\n%reset_selective -f ."))
+    return shared_kernel
 
 
 @pytest.fixture
 def kernel(module_kernel: Kernel, request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    """The module's kernel; no test may leave a rank in it."""
+    """The module's kernel; no test may leave a rank in it. One that fails, or does, costs the others nothing: the
+    kernel is restarted."""
     failed = request.session.testsfailed
     yield module_kernel
-    if request.session.testsfailed > failed:
-        module_kernel.interrupt()  # a cell that the test has left, for which all later tests would wait in vain
-    module_kernel.assert_no_rank()
-    assert module_kernel.value("6 * 7") == 42
+    spoiled = True
+    try:
+        if request.session.testsfailed == failed:
+            module_kernel.assert_no_rank()
+            assert module_kernel.value("6 * 7") == 42
+            spoiled = False
+    finally:
+        if spoiled:
+            module_kernel.restart(now=True)
+            prepare(module_kernel)
 
 
 @pytest.fixture
@@ -151,11 +183,17 @@ def screen(kernel: Kernel) -> Iterator[Screen]:
 
 
 @pytest.fixture
+def unloaded(kernel: Kernel) -> Iterator[Kernel]:
+    """The module's kernel for a test that unloads the extension: afterwards it is loaded again."""
+    yield kernel
+    prepare(kernel)
+
+
+@pytest.fixture
 def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel for one test that ends it, or spoils it."""
     with Kernel(tmp_path) as kernel:
-        assert kernel.execute("%load_ext nbspawn").status == "ok"
-        assert kernel.execute(WARM).status == "ok"
+        prepare(kernel)
         yield kernel
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from nbspawn._agent.clock import Clock
 from nbspawn._protocol import connection, shared_memory
-from nbspawn._protocol.agents import Begin, ClockTold, RunNext, Transfer, WithBuffers
+from nbspawn._protocol.agents import Begin, ClockTold, FromAgent, RunNext, Transfer, WithBuffers
 from nbspawn._protocol.messages import Event, Inspected, Returned
+from nbspawn._protocol.wire import pickled
 
 _LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
 
@@ -82,10 +83,11 @@ class Connections:
         except queue.Empty:
             return None
 
-    def send(self, message: object) -> None:
+    def send(self, message: FromAgent) -> None:
         """Send a message; waits while the kernel does not read."""
+        frame = connection.frame(pickled(FromAgent, message))
         with self._sending:
-            self._control.sendall(connection.frame(message))
+            self._control.sendall(frame)
 
     def send_large(self, message: WithBuffers, buffers: list[memoryview]) -> None:
         """Send a message, and its buffers over bulk, beside what else happens."""
@@ -97,15 +99,7 @@ class Connections:
         if not isinstance(event, (Returned, Inspected)):
             return None
         buffers: list[memoryview] = []
-
-        def stays(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < _LARGE:
-                return True
-            buffers.append(raw)
-            return False
-
-        body = pickle.dumps(event, protocol=5, buffer_callback=stays)
+        body = pickled(Event, event, _LARGE, buffers)
         if not buffers:
             return None
         transfer = Transfer(next(self._numbers), tuple(buffer.nbytes for buffer in buffers))
@@ -119,7 +113,7 @@ class Connections:
     def _read_control(self) -> None:
         try:
             while True:
-                message, received = connection.receive(self._control), None
+                message, received = pickle.loads(connection.receive(self._control)), None
                 if isinstance(message, ClockTold):
                     self.clock.learn(message)
                     self.ask_for_the_time()

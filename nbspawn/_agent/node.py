@@ -33,6 +33,7 @@ from nbspawn._protocol.agents import (
     Begin,
     Begun,
     Call,
+    FromAgent,
     Hello,
     Refused,
     Reported,
@@ -41,6 +42,7 @@ from nbspawn._protocol.agents import (
 )
 from nbspawn._protocol.messages import UNHURRIED, Event, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
+from nbspawn._protocol.wire import pickled
 from nbspawn._rank.stores import tcp_store
 from nbspawn.errors import SpawnError
 
@@ -111,7 +113,8 @@ class Node:
         urgent = status != self._status or not all(isinstance(event, UNHURRIED) for event in events)
         for event in events:
             if (large := self._kernel.with_buffers(event)) is not None:
-                self._flush(status)  # what it has printed comes first
+                # What the rank has printed comes first; but the kernel must not hear of the end before the value.
+                self._flush(replace(status, over=False, settled=False))
                 self._kernel.send_large(*large)
             else:
                 self._send_at = min(self._send_at, time.monotonic() + _GATHER)
@@ -177,7 +180,7 @@ class Node:
             self._gathered.clear()
             value = True
         if call.number:
-            self._kernel.send(Answer(call.number, value))
+            self._kernel.send(Answer(call.number, pickled(CALLS[call.method], value)))
 
     def _log_part(self, rank: int, start: int) -> bytes | None:
         """The next bytes of a rank's log, from ``start`` (from the end, if that is negative); None if it is lost."""
@@ -221,5 +224,5 @@ def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     server.warm_up()
     slow_dns = interfaces.dns_is_slow(address)
     hello = Hello(socket.gethostname(), address, versions())
-    control.sendall(connection.frame(hello))
+    control.sendall(connection.frame(pickled(FromAgent, hello)))
     Node(control, bulk, slow_dns).run()

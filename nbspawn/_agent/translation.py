@@ -6,10 +6,10 @@ import socket
 from dataclasses import replace
 
 from nbspawn._agent.clock import Clock
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Position
 from nbspawn._protocol.messages import Event, Sampled
 from nbspawn._protocol.place import Place
-from nbspawn.errors import Failure
 
 _MOST = 1000  # positions that are remembered
 _MOMENTS = ("time", "since", "ready")  # fields of events

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from nbspawn._engine import inherited
+from nbspawn._engine.door import Door
 from nbspawn._engine.limits import check_descriptors
 from nbspawn._engine.link import Link
 from nbspawn._protocol import connection
@@ -111,38 +112,25 @@ class Agents:
         with ExitStack() as held:
             selector = held.enter_context(selectors.DefaultSelector())
             held.callback(self._unwatch)
-            listener = held.enter_context(socket.create_server((self.starter.address, 0), backlog=1024))
-            listener.settimeout(_TICK)  # whoever wanted to connect may have gone again
-            for one in (listener, selector):
-                held.callback(inherited.unmark, inherited.close_after_fork(one.fileno()))
-            host, port = listener.getsockname()
+            held.callback(inherited.unmark, inherited.close_after_fork(selector.fileno()))
+
+            def arrived(node: int, parts: Mapping[bytes, socket.socket]) -> None:
+                self.links.append(Link(node, *map(parts.__getitem__, connection.PURPOSES)))
+                self.links[-1].watch(selector)
+
+            door = Door(self.starter.address, token, self.starter.nodes, selector, arrived)
+            held.callback(door.close)
+            host, port = door.address
             for node in range(self.starter.nodes):
                 self.starter.start(node, (host, str(port), str(node)), token.hex())
-            parts: dict[int, dict[bytes, socket.socket]] = {}
-            held.callback(_close_all, parts)
-
-            def accept() -> None:
-                try:
-                    accepted = connection.accept(listener, token)
-                except TimeoutError:
-                    return
-                if accepted is None:
-                    return
-                one, purpose, node = accepted
-                parts.setdefault(node, {})[purpose] = one
-                if len(parts[node]) == len(connection.PURPOSES):
-                    self.links.append(Link(node, *map(parts.pop(node).__getitem__, connection.PURPOSES)))
-                    self.links[-1].watch(selector)
-
-            selector.register(listener, selectors.EVENT_READ, accept)
-            self._wait(selector, give_up)
+            self._wait(selector, door, give_up)
             self.links.sort(key=lambda link: link.node)
 
     def _unwatch(self) -> None:
         for link in self.links:
             link.unwatch()
 
-    def _wait(self, selector: selectors.BaseSelector, give_up: Callable[[], object]) -> None:
+    def _wait(self, selector: selectors.BaseSelector, door: Door, give_up: Callable[[], object]) -> None:
         """Until all agents have connected, and have said hello."""
         began, noticed = time.monotonic(), False
         nodes, address = self.starter.nodes, self.starter.address
@@ -150,6 +138,7 @@ class Agents:
             ready = selector.select(_TICK)
             for key, _ in ready:
                 key.data()
+            door.dismiss_late()
             for link in self.links:
                 if link.lost:
                     why = self.starter.failures().get(link.node, link.lost)
@@ -208,11 +197,6 @@ def release(agents: Agents | None = None) -> int:
             _all.remove(found)
             found.close()
         return sum(len(found.links) for found in idle)
-
-
-def _close_all(parts: dict[int, dict[bytes, socket.socket]]) -> None:
-    for one in (one for some in parts.values() for one in some.values()):
-        one.close()
 
 
 def versions() -> dict[str, str]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.messages import Command, Event, RunCell, RunFunction
 from nbspawn._results import Results
-from nbspawn.errors import Failure
 
 
 class Engine(Protocol):
@@ -97,7 +97,7 @@ class Engine(Protocol):
         """Schedule the signals that end the ranks, in seconds from now; replaces an earlier schedule."""
 
     def look(self, deep: bool) -> dict[int, Stack]:
-        """The stacks of the busy ranks, within half a second; ``deep``: with other threads and native code."""
+        """The stacks of the busy ranks, within about a second; ``deep``: with other threads and native code."""
 
     def ask(self, question: str) -> dict[int, Any]:
         """What the ranks answer, busy or idle (_rank/questions.py), within some seconds; nothing of others."""

@@ -11,11 +11,11 @@ import selectors
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 
 from nbspawn._engine import inherited
-from nbspawn._protocol.messages import Command, Event
-from nbspawn._protocol.wire import Decoder, encode, load_of_rank
+from nbspawn._protocol.messages import Command, Dropped, Event, RankEvent
+from nbspawn._protocol.plain import NotPlainError
+from nbspawn._protocol.wire import Decoder, encode_command, load_event
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Hub:
     def __init__(self, path: Path, nprocs: int, selector: selectors.BaseSelector) -> None:
         self.on_message: Callable[[Event, int], None] | None = None
         """Called with every message, and the number of the command that it belongs to."""
+        self._nprocs = nprocs
         self._selector = selector
         self._connections: dict[int, _Connection] = {}
         self._unidentified: list[_Connection] = []
@@ -50,7 +51,7 @@ class Hub:
 
     def send_all(self, commands: Mapping[int, Command]) -> None:
         """One to each of these ranks; often it is the same."""
-        frames = {id(command): encode(command) for command in commands.values()}
+        frames = {id(command): encode_command(command) for command in commands.values()}
         for rank, command in commands.items():
             if rank in self._connections and self._connections[rank].open:
                 self._connections[rank].write(frames[id(command)])
@@ -92,9 +93,9 @@ class Hub:
             self._accepted += 1
             self._unidentified.append(_Connection(self._accepted, accepted, self._selector, self._received))
 
-    def _received(self, connection: _Connection, event: Event | UnpicklingError, command_number: int) -> None:
-        if isinstance(event, UnpicklingError):  # foreign code is not run here, whatever is lost with it
-            _log.error("rank %s: a message is dropped: %s", connection.rank, event)
+    def _received(self, connection: _Connection, message: RankEvent | NotPlainError, command_number: int) -> None:
+        event: Event | None = self._checked(connection, message)
+        if event is None:
             return
         if connection.rank is None:  # the first message identifies the rank
             connection.rank = event.rank
@@ -112,6 +113,17 @@ class Hub:
         if self.on_message is not None:
             self.on_message(event, command_number)
 
+    def _checked(self, connection: _Connection, message: RankEvent | NotPlainError) -> Event | None:
+        """The message if it is one of this rank; else that it is dropped, if the rank is known."""
+        if isinstance(message, NotPlainError):
+            why = str(message)
+        elif message.rank in (connection.rank, *(range(self._nprocs) if connection.rank is None else ())):
+            return message
+        else:
+            why = f"it is of rank {message.rank}"
+        _log.error("rank %s: a message is dropped: %s", connection.rank, why)
+        return None if connection.rank is None else Dropped(connection.rank, why)
+
 
 class _Connection:
     def __init__(
@@ -119,7 +131,7 @@ class _Connection:
         number: int,
         accepted: socket.socket,
         selector: selectors.BaseSelector,
-        received: Callable[[_Connection, Event | UnpicklingError, int], None],
+        received: Callable[[_Connection, RankEvent | NotPlainError, int], None],
     ):
         self.number = number
         """Counted in the order in which they were made."""
@@ -127,7 +139,7 @@ class _Connection:
         self._socket = accepted
         self._selector = selector
         self._received = received
-        self._decoder = Decoder(load_of_rank)
+        self._decoder = Decoder(load_event)
         self._unsent = bytearray()
         self.open = True
         accepted.setblocking(False)

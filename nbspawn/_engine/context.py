@@ -46,7 +46,7 @@ class LocalContext(LocalRanks):
         """
         end = None if timeout is None else time.monotonic() + max(0.0, timeout)
         with InterruptFlag() as interrupted:
-            interrupted.on_press = self.wake
+            interrupted.wakes(self.wake)
             while True:
                 self._pass_on(self.poll(math.inf if end is None else max(0.0, end - time.monotonic())))
                 if self.failures and not self.stopping:
@@ -81,7 +81,8 @@ class LocalContext(LocalRanks):
             print(text, end="", flush=True)
         for event in events:
             if isinstance(event, InputRequest):
-                self.send(event.rank, InputReply("refused", "this rank was started with join=False: nobody can answer"))
+                reason = "this rank was started with join=False: nobody can answer"
+                self.send(event.rank, InputReply("refused", reason, event.number))
 
     def results(self) -> Results[Any]:
         """The ranks' values.

@@ -88,16 +88,25 @@ class _ServerPopen(popen_forkserver.Popen):
                 self.returncode = received
 
     def _launch(self, process_obj: Any) -> None:
-        fork_server: Any = server.get()
-        data = prepared(process_obj, popen=self)
-        with server.not_while_forking:
-            self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
+        while True:
+            fork_server: Any = server.get()
+            self._fds.clear()
+            data = prepared(process_obj, popen=self)
+            with server.not_while_forking:
+                if server.is_present(fork_server):  # else a thread has replaced it, and has closed what it needs
+                    self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
+                    alive = os.dup(fork_server._forkserver_alive_fd)
+                    break
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
         # keeps the server alive until this process's exit code has been read: a server whose last client leaves
         # together with its last child ends without reporting how that child did (exit code 255).
-        ends = [inherited.close_after_fork(os.dup(fd)) for fd in (writable, fork_server._forkserver_alive_fd)]
+        ends = [inherited.close_after_fork(fd) for fd in (os.dup(writable), alive)]
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
-        write_all(writable, data)
+        try:
+            write_all(writable, data)
+        except BaseException:
+            self.finalizer()  # a child that has not read all waits for the rest, as long as the error keeps this object
+            raise
 
 
 def _close_all(ends: list[int], sentinel: int) -> None:

@@ -17,6 +17,7 @@ import functools
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from nbspawn._engine import inherited
@@ -126,16 +127,18 @@ class RunDirectories:
         self._root: OwnedDirectory | None = None
         self._made = 0
         self._kept: list[Path] = []
+        self._lock = threading.RLock()  # runs in the background end in threads of their own
 
     def new(self, log_dir: str | None, nprocs: int) -> RunFiles:
         """A new directory. The logs are in it, or in the user's ``log_dir`` (made if necessary). Raises OSError if
         nothing can be written there."""
-        if self._root is None or not self._root.exists():
-            self.remove_all()
-            self._root = OwnedDirectory("runs")
-        self._made += 1
-        private = self._root.path / f"run-{self._made}"
-        private.mkdir(mode=0o700)
+        with self._lock:
+            if self._root is None or not self._root.exists():
+                self.remove_all()
+                self._root = OwnedDirectory("runs")
+            self._made += 1
+            private = self._root.path / f"run-{self._made}"
+            private.mkdir(mode=0o700)
         logs = Path(log_dir).expanduser().absolute() if log_dir else private
         files = RunFiles(private, logs)
         try:
@@ -151,26 +154,29 @@ class RunDirectories:
 
     def done(self, files: RunFiles, keep: bool) -> None:
         """The run is over: remove its directory, or everything but the logs if ``keep``."""
-        if keep and files.logs == files.private:
+        keep = keep and files.logs == files.private
+        if keep:
             with contextlib.suppress(FileNotFoundError):  # something has deleted it
                 for entry in list(os.scandir(files.private)):
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     elif not entry.name.endswith(".log"):
                         os.unlink(entry.path)
-            self._kept.append(files.private)
         else:
             shutil.rmtree(files.private, ignore_errors=True)
-        while len(self._kept) > KEPT_RUNS:
-            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
-        if self._root is not None and not any(self._root.path.glob("run-*")):
-            self.remove_all()
+        with self._lock:
+            self._kept += [files.private] if keep else []
+            while len(self._kept) > KEPT_RUNS:
+                shutil.rmtree(self._kept.pop(0), ignore_errors=True)
+            if self._root is not None and not any(self._root.path.glob("run-*")):
+                self.remove_all()
 
     def remove_all(self) -> None:
         """Remove the root with everything in it."""
-        if self._root is not None:
-            self._root.remove()
-            self._root, self._kept = None, []
+        with self._lock:
+            if self._root is not None:
+                self._root.remove()
+                self._root, self._kept = None, []
 
 
 run_directories = RunDirectories()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
 from nbspawn._engine.log_follower import LogFollower
+from nbspawn._engine.logs import LONGEST
 from nbspawn._protocol.messages import Event
 
 # Bytes of logs that are read at a time, about. As lines they take several times as much: what four ranks had printed,
@@ -42,14 +44,16 @@ class EventQueue:
     def take(self) -> list[Event]:
         """What comes next; if the queue is not empty afterwards, more of the same is in the logs."""
         taken: list[Event] = []
-        left = _PIECE
-        while self._waiting and left > 0:
+        left, until = _PIECE, time.monotonic() + LONGEST
+        while self._waiting:
             event = self._waiting[0]
             if isinstance(event, _Unread):
                 printed, size = self._logs.read_to(event.rank, event.offset)
                 taken += printed
                 left -= size
                 if size:
+                    if left <= 0 or time.monotonic() >= until:
+                        break
                     continue
             else:
                 taken.append(event)

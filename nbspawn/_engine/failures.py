@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 from nbspawn._engine import stacks
 from nbspawn._engine.exits import UNKNOWN
-from nbspawn._protocol import wire
+from nbspawn._protocol import plain
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._state.ending import Ending
-from nbspawn.errors import Failure
 
 
 def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
@@ -28,6 +27,7 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
         ending.line,
         ending.crash,
         log_path=os.fspath(files.log(ending.rank)),
+        lost_peer=ending.lost_peer,
     )
 
 
@@ -40,8 +40,8 @@ def unreported(
     torch's error file, a pickled string, is read for a rank that failed before it had a channel.
     """
     try:
-        traceback = wire.load_of_rank(Path(error_file).read_bytes())
-    except (OSError, EOFError, pickle.UnpicklingError):
+        traceback = plain.loaded(str, Path(error_file).read_bytes())
+    except (OSError, plain.NotPlainError):
         crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
         return Ending(rank, moment, code=code, text=why_unknown, crash=crash)
     return Ending(rank, moment, name=traceback.strip().rpartition("\n")[2], traceback=traceback)

@@ -19,6 +19,7 @@ from typing import Any
 from nbspawn._engine import stacks
 from nbspawn._engine.reachable import findings
 from nbspawn._protocol.signals import STACK
+from nbspawn._rank import traced
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
 
@@ -61,7 +62,7 @@ def _running() -> dict[str, str]:
     found: dict[str, str] = {}
     torch = sys.modules.get("torch")
     for name in ("cuda", "xpu", "mtia", "hpu", "npu", "tpu"):
-        runtime = getattr(torch, name, None)
+        runtime = vars(torch).get(name) if torch is not None else None
         if runtime is not None and getattr(runtime, "is_initialized", bool)():
             found[name] = f"torch.{name} is initialised in this kernel and cannot be initialised again in a forked rank"
     distributed = sys.modules.get("torch.distributed")
@@ -204,9 +205,11 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12+: fork in a process with threads; a kernel has some
-        pid = os.fork()
+        with traced.not_in_children():
+            pid = os.fork()
     if pid == 0:
         try:
+            traced.leave()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             faulthandler.register(STACK, file=write, all_threads=False)
             os.write(write, b"ok" + question().encode())

@@ -26,6 +26,7 @@ from nbspawn._engine.guardian import started_at, stopped
 from nbspawn._engine.learned import TRAINING, Learned, changed_at
 from nbspawn._engine.multiprocessing_adapter import beginning_with, listening_at, prepared, starting
 from nbspawn._protocol.preload import PATH, Plan, Report
+from nbspawn._rank import traced
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ class PrivateServer:
             if self._serves(environment):
                 break
             self.abandon_if_lost()
-            if self._starting and stopped(self._starting):
-                os.kill(self._starting, signal.SIGKILL)
+            if (starting := self._starting) and stopped(starting):
+                _kill(starting)
                 begun = False
             if self._current is not None and not begun:
                 self._cancel()  # what is being imported is not for these ranks
@@ -137,12 +138,16 @@ class PrivateServer:
                 raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
         return self._current  # type: ignore[no-any-return]
 
+    def is_present(self, server: forkserver.ForkServer) -> bool:
+        """Has no other taken its place? While ``not_while_forking`` is held, its descriptors are then open."""
+        return server is self._current
+
     def stop(self) -> None:
         """End the server. Ranks that it has forked live on."""
         self._cancel()
-        if self._current is not None:
-            self._retire(self._current)
-        self._current, self._planned = None, frozenset()
+        old, self._current, self._planned = self._current, None, frozenset()
+        if old is not None:
+            self._retire(old)
         self._remove_directory()
 
     def abandon(self) -> None:
@@ -165,8 +170,8 @@ class PrivateServer:
     def _cancel(self) -> None:
         """Start no successor now."""
         self._everything = False
-        if self._starting:
-            os.kill(self._starting, signal.SIGKILL)
+        if starting := self._starting:  # the thread that starts it may set that to 0 meanwhile
+            _kill(starting)
         warming = self._warming
         if warming is not None:
             warming.join()
@@ -187,9 +192,7 @@ class PrivateServer:
             if self._directory is None or not self._directory.exists():
                 self._remove_directory()
                 self._directory = OwnedDirectory("server")
-            self._warming = threading.Thread(
-                target=self._bring_up, args=(everything, environment), name="nbspawn-warm-up", daemon=True
-            )
+            self._warming = traced.thread(self._bring_up, "nbspawn-warm-up", (everything, environment))
             self._warming.start()
 
     def _bring_up(self, everything: bool, environment: Mapping[str, str] | None) -> None:
@@ -243,7 +246,7 @@ class PrivateServer:
         address = os.fspath(self._directory.path / f"server-{self._made}")
         try:
             plan.write(written)
-            with self.not_while_forking, starting(), listening_at(address):
+            with self.not_while_forking, starting(), listening_at(address), traced.not_in_children():
                 with beginning_with("os.setpgid(0, 0)"):
                     resource_tracker.ensure_running()  # before the mask, which it would lift
                 # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
@@ -286,7 +289,8 @@ class PrivateServer:
 
     def _retire(self, old: Any) -> None:
         """It ends by itself when the last rank that it forked is done with; see contexts.py."""
-        inherited.close(old._forkserver_alive_fd)
+        with self.not_while_forking:  # a rank is just being started from it
+            inherited.close(old._forkserver_alive_fd)
         self._retired.append(old)
 
     def _remove_directory(self) -> None:
@@ -303,6 +307,11 @@ def memory_limit() -> int:
     with suppress(OSError, ValueError):  # no such file; "max"
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) // 4)
     return min(sizes)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _lost(server: Any) -> str:

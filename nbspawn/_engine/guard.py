@@ -14,6 +14,7 @@ from pathlib import Path
 from nbspawn._engine import guardian, inherited
 from nbspawn._engine.guardian import is_alive, started_at, stopped
 from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
+from nbspawn._rank import traced
 
 _log = logging.getLogger(__name__)
 
@@ -95,17 +96,18 @@ class Guard:
         os.set_blocking(writable, False)
         # In a group of its own: interrupts, and ipykernel's signals at its shutdown, go to the kernel's. Not with the
         # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.
-        self.pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", guardian.__file__, MARK, LIFELINE, RANKS],
-            os.environ,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, readable, 0),
-                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setpgroup=0,
-        )
+        with traced.not_in_children():
+            self.pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", guardian.__file__, MARK, LIFELINE, RANKS],
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, readable, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setpgroup=0,
+            )
         os.close(readable)
         self._since = started_at(self.pid)
 

@@ -20,6 +20,7 @@ from nbspawn._engine.options import LaunchOptions
 from nbspawn._payload.packing import Packed
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.agents import LOG_PART, Begin, Call, RunNext, Transfer
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.launch import RunFiles
@@ -28,7 +29,7 @@ from nbspawn._protocol.payload import NOTHING, Shared
 from nbspawn._protocol.place import Place, new_run_id
 from nbspawn._protocol.settings import Settings
 from nbspawn._results import Results
-from nbspawn.errors import Failure, StartError
+from nbspawn.errors import StartError
 
 _START_SECONDS = 60.0
 _NAMED = 4  # nodes in one sentence

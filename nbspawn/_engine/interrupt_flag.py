@@ -37,13 +37,11 @@ def deferred() -> Iterator[None]:
 
 
 class InterruptFlag:
-    """Counts interrupts while it is entered, and then restores the previous handler. ``on_press`` is called at each
-    interrupt, between two instructions of the main thread. It has to wake a ``select``, which Python would resume after
-    a signal."""
+    """Counts interrupts while it is entered, and then restores the previous handler."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.on_press: Callable[[], object] = lambda: None
+        self._wake: Callable[[], object] = lambda: None
         self._previous: Any = None
         self._installed = False
 
@@ -61,10 +59,17 @@ class InterruptFlag:
             signal.signal(signal.SIGINT, self._previous)
             self._installed = False
 
+    def wakes(self, wake: Callable[[], object]) -> None:
+        """Call this at each interrupt, and now if there was one already: between two instructions of the main thread.
+        It has to wake a ``select``, which Python would resume after a signal."""
+        self._wake = wake
+        if self.count:
+            wake()
+
     def press(self, times: int = 1) -> None:
         """Count as interrupts; from any thread."""
         self.count += times
-        self.on_press()
+        self._wake()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.press()

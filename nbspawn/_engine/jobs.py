@@ -27,6 +27,7 @@ class FunctionJob:
     kind = "function"
     source = ()
     sources = ()
+    notes = ()
 
     @property
     def title(self) -> str:
@@ -60,6 +61,8 @@ class CellJob:
     namespace: dict[str, Any]
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    """What to say below the table."""
     kind = "cell"
 
     @property

@@ -36,7 +36,7 @@ from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
-from nbspawn._rank import ending, settings
+from nbspawn._rank import ending, settings, traced
 from nbspawn._rank.main import main
 from nbspawn.errors import StartError, UsageError, interrupted
 
@@ -66,16 +66,24 @@ def start(
     inherited_input: Callable[[], Any] = dict,
     place: Place | None = None,
     notebook: Settings | None = None,
+    interrupts: InterruptFlag | None = None,
 ) -> LocalContext:
     """Start ranks on this machine, as many as ``options`` say, that run ``command``, and return at once. ``how`` is
     what ``resolve_start`` gave for the job. Under fork ``inherited_input`` gives the command's payload. ``place`` and
     the ``notebook``'s settings are for ranks that are only a part of all; by default they are all, and this process's.
+    Whoever supervises the ranks gets those ``interrupts`` that come meanwhile: some ranks run the command already.
 
     Raises StartError if the operating system refuses or this process holds the TPU, UsageError for a log directory that
     cannot be used, a debugpy that is not there or ranks that the accelerator cannot have, and KeyboardInterrupt if one
-    came meanwhile; then no rank is left.
+    came meanwhile that nobody gets, or before the ranks had what they need; then no rank is left.
     """
-    nprocs, packed = int(options.nprocs), how.packed
+    nprocs, packed, gave_up = int(options.nprocs), how.packed, False
+
+    def give_up() -> bool:
+        nonlocal gave_up
+        gave_up = gave_up or flag.count > 0
+        return gave_up
+
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
             undo.callback(packed.close)
@@ -94,7 +102,7 @@ def start(
             place = place or Place.alone(nprocs)
             launch = _launch(command, notebook, how, options, files, place, resources.rendezvous.port)
             with _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
-                filled = meanwhile.submit(fill, packed, lambda: flag.count) if packed is not None else None
+                filled = meanwhile.submit(fill, packed, give_up) if packed is not None else None
                 with _starting(files, how):
                     started = torch.multiprocessing.start_processes(
                         main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=how.torch_name
@@ -114,11 +122,14 @@ def start(
         undo.pop_all()
         if packed is not None:
             packed.close()
-        if flag.count:
+        if flag.count and (gave_up or interrupts is None):
             context.close()
+            run_directories.done(files, keep=False)  # also logs of ranks that failed for want of what was not sent
             # The error keeps this frame, and with it what it names: the processes, with three descriptors each.
             del context, started
             raise interrupted(())
+        if interrupts is not None:
+            interrupts.press(flag.count)
     return context
 
 
@@ -232,7 +243,7 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
     # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with warnings.catch_warnings(), _private_error_files(files):
+        with warnings.catch_warnings(), _private_error_files(files), traced.not_in_children():
             # 3.12+ warns of every fork in a process with threads, and a kernel always has some.
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
             yield

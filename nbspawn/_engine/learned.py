@@ -63,7 +63,8 @@ class Learned:
         if self._loaded:
             return
         self._loaded = True
-        found = _read(path())
+        file = path()
+        found = _read(file) if file is not None else {}
         if found.get("environment") == environment():
             self.tried.update(dict.fromkeys(_names(found.get("modules"))))
             refused = found.get("refused")
@@ -75,6 +76,8 @@ class Learned:
         """Save for the next kernel; does nothing if the disk is full or the directory not writable."""
         known = {"environment": environment(), "modules": list(self.tried)[:_MOST], "refused": self.refused}
         target = path()
+        if target is None:
+            return
         with suppress(OSError):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd, made = tempfile.mkstemp(dir=target.parent, prefix=target.name)
@@ -92,11 +95,15 @@ class Learned:
         return tuple(name for name in dict.fromkeys(names) if name not in self.refused)
 
 
-def path() -> Path:
-    """The file for this environment."""
-    caches = Path.home() / "Library" / "Caches" if sys.platform == "darwin" else Path.home() / ".cache"
+def path() -> Path | None:
+    """The file for this environment; None where the user has no home."""
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not caches:
+        caches = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+        if caches.startswith("~"):  # no HOME, and a user whom the system does not know (docker run --user 1234)
+            return None
     named = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
-    return Path(os.environ.get("XDG_CACHE_HOME") or caches) / "nbspawn" / f"imports-{named}.json"
+    return Path(caches) / "nbspawn" / f"imports-{named}.json"
 
 
 def environment() -> str:

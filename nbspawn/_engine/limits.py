@@ -11,7 +11,13 @@ from nbspawn.errors import StartError
 def check_descriptors(count: int, kind: str, needed: int) -> None:
     """Raises StartError if this process may not open ``needed`` more files for so many 'ranks' or 'nodes'."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed += len(os.listdir("/dev/fd"))
+    try:
+        needed += len(os.listdir("/dev/fd"))
+    except OSError as refusal:
+        raise StartError(
+            f"this process cannot open one more file ({refusal.strerror}), and {count} {kind} need {needed}: close "
+            "some, or raise the limit (ulimit -n) and start the kernel again"
+        ) from None
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise StartError(
             f"{count} {kind} need {needed} open files in this process, and the system allows {limit}: "

@@ -14,15 +14,17 @@ from typing import Any
 
 from nbspawn._engine import inherited
 from nbspawn._protocol import connection, shared_memory
-from nbspawn._protocol.agents import ClockAsked, ClockTold, Hello, Transfer, WithBuffers
-from nbspawn._protocol.wire import load_of_rank
+from nbspawn._protocol.agents import ClockAsked, ClockTold, FromAgent, Hello, Transfer, WithBuffers
+from nbspawn._protocol.messages import Event
+from nbspawn._protocol.plain import NotPlainError, loaded
 
 _CHUNK = 1 << 20
 
 
 class Link:
-    """``hello`` is the agent's first message, None until it has come. ``deliver`` gets each further one, and None when
-    the connection has ended, for the reason ``lost``."""
+    """``hello`` is the agent's first message, None until it has come. ``deliver`` gets each further one, a
+    NotPlainError in place of one that cannot be read, and None when the connection has ended, for the reason
+    ``lost``."""
 
     def __init__(self, node: int, control: socket.socket, bulk: socket.socket, life: socket.socket) -> None:
         self.node = node
@@ -30,7 +32,7 @@ class Link:
         self.deliver: Callable[[Link, Any], None] = lambda link, message: None
         self.lost = ""
         self._control, self._bulk, self._life = control, bulk, life
-        self._frames = connection.Frames(load_of_rank)
+        self._frames = connection.Frames()
         self._unsent = bytearray()
         self._outgoing: deque[_Outgoing] = deque()
         self._transfers = 0
@@ -76,7 +78,7 @@ class Link:
     def send(self, message: object) -> None:
         """Queue a message; it leaves as soon as the agent can take it."""
         if not self.lost:
-            self._unsent += connection.frame(message)
+            self._unsent += connection.frame(pickle.dumps(message, protocol=5))
             self._control_is_ready(reads=False)
 
     def transfer(self, fds: Sequence[int], sizes: Sequence[int]) -> Transfer:
@@ -99,9 +101,9 @@ class Link:
                 while reads and not self.lost:
                     if not (data := self._control.recv(_CHUNK)):
                         raise EOFError("its agent has ended")
-                    for message in self._frames.feed(data):
-                        self._received(message)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+                    for body in self._frames.feed(data):
+                        self._received(body)
+        except (OSError, EOFError) as error:
             self.lose(error)
 
     def _bulk_is_ready(self, reads: bool = True) -> None:
@@ -131,7 +133,8 @@ class Link:
         if self._selector is not None and not self.lost:
             self._selector.modify(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0), ready)
 
-    def _received(self, message: Any) -> None:
+    def _received(self, body: bytes) -> None:
+        message = _read(FromAgent, body)
         if isinstance(message, WithBuffers):
             self._waiting[message.transfer.number] = message
             if (fd := self._incoming.complete.pop(message.transfer.number, None)) is not None:
@@ -152,7 +155,7 @@ class Link:
             buffers = shared_memory.read([fd], message.transfer.sizes)
         finally:
             os.close(fd)
-        self.deliver(self, load_of_rank(message.body, buffers))
+        self.deliver(self, _read(Event, message.body, buffers))
 
     def lose(self, why: Exception | str) -> None:
         """The node is lost, for this reason."""
@@ -172,6 +175,13 @@ class Link:
         while self._outgoing:
             self._outgoing.popleft().close()
         self._incoming.close()
+
+
+def _read(declared: Any, body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
+    try:
+        return loaded(declared, body, buffers)
+    except NotPlainError as error:
+        return error
 
 
 class _Outgoing:

@@ -28,6 +28,7 @@ from nbspawn._engine.regrouping import Regrouping
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.signal_sender import SignalSender
 from nbspawn._engine.stacks import Stacks
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.launch import Launch, RunFiles
@@ -37,6 +38,7 @@ from nbspawn._protocol.messages import (
     Event,
     Exited,
     Imported,
+    InputRequest,
     Listening,
     Loaded,
     RunCell,
@@ -45,7 +47,6 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._protocol.signals import BREAK
 from nbspawn._rank.edits import own_files
-from nbspawn.errors import Failure
 
 _log = logging.getLogger(__name__)
 
@@ -262,6 +263,8 @@ class LocalRanks(ProcessContext):
         elif number != self._command.numbers[event.rank] and not isinstance(event, Listening):
             _log.warning("rank %d: a %s of command %d is not for this one", event.rank, type(event).__name__, number)
             return
+        elif isinstance(event, InputRequest) and self._launch.keep and event.rank not in self._command.busy:
+            return  # of a thread that the command has left, and that the rank refuses by itself
         if isinstance(event, Report):
             self._queue.add(*self._gauges.change(event.rank))
         offset = getattr(event, "offset", None)

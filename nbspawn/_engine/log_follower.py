@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
-from nbspawn._engine.logs import LogTail
+from nbspawn._engine.logs import LONGEST, LogTail
 from nbspawn._protocol.messages import Printed
 
 _INTERVAL = 0.05  # seconds: how late a printed line, or an exit that no sentinel reports, may be noticed
@@ -18,6 +19,7 @@ class LogFollower:
         self._tails = [LogTail(fd, rank) for rank, fd in enumerate(fds)]
         self._polled_at = 0.0
         self._read_early = False
+        self._first = 0
 
     def next_poll(self, began_at: float) -> float:
         """When the logs are to be polled next, for a command that ``began_at`` then."""
@@ -44,8 +46,18 @@ class LogFollower:
         return {rank: self._tails[rank].end() for rank in ranks}
 
     def read(self, ends: Mapping[int, int]) -> list[Printed]:
-        """What was printed since the last read, but nothing beyond these offsets, by rank."""
-        return [printed for rank, end in ends.items() for printed in self._tails[rank].read(end)]
+        """What was printed since the last read, but nothing beyond these offsets, by rank. Where reading takes long,
+        the next call begins with the rank that this one does not come to."""
+        found: list[Printed] = []
+        until = time.monotonic() + LONGEST
+        for rank in sorted(ends, key=lambda rank: (rank < self._first, rank)):
+            found += self._tails[rank].read(ends[rank], until)
+            if time.monotonic() >= until:
+                self._first = rank + 1
+                break
+        else:
+            self._first = 0
+        return found
 
     def read_to(self, rank: int, offset: int | None) -> tuple[list[Printed], int]:
         """The next piece of what the rank printed before a message which it sent at this offset, or before it ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 from nbspawn._engine import inherited
 from nbspawn._protocol.launch import RunFiles
@@ -12,7 +13,10 @@ from nbspawn._protocol.messages import Printed
 from nbspawn._render.lines import LineBuffer
 from nbspawn.errors import UsageError
 
-_CHUNK = 1 << 20  # bytes
+LONGEST = 0.25  # seconds
+"""After that what has been read is reported, though there is more: Stop is heard in between."""
+_CHUNK = 1 << 18  # bytes; a mebibyte of control characters takes two seconds
+_AT_ONCE = 1 << 20  # bytes
 
 
 def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
@@ -42,8 +46,8 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
 
 
 class LogTail:
-    """Follows one rank's log, which is open as ``fd``, from the start. At most 1 MiB is read at a time, so that a
-    flood from one rank holds up neither its peers nor the view."""
+    """Follows one rank's log, which is open as ``fd``, from the start. Little is read at a time, so that a flood from
+    one rank holds up neither its peers nor the view."""
 
     def __init__(self, fd: int, rank: int) -> None:
         self._fd = fd
@@ -59,9 +63,15 @@ class LogTail:
             self._offset = 0
         return size
 
-    def read(self, end: int) -> list[Printed]:
-        """What was printed since, but nothing beyond the offset ``end``."""
-        return self._fold(self._read(end))
+    def read(self, end: int, until: float) -> list[Printed]:
+        """What was printed since, but nothing beyond the offset ``end``; no more is begun after that moment."""
+        printed: list[Printed] = []
+        end = min(end, self._offset + _AT_ONCE)
+        while data := self._read(end):
+            printed += self._fold(data)
+            if time.monotonic() >= until:
+                break
+        return printed
 
     def read_to(self, offset: int | None) -> tuple[list[Printed], int]:
         """What comes next before ``offset`` (None: the end), and how many bytes that was. Where there is nothing any
@@ -77,8 +87,6 @@ class LogTail:
         return os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset)
 
     def _fold(self, data: bytes) -> list[Printed]:
-        if not data:
-            return []
         self._offset += len(data)
         lines, current = self._buffer.feed(data)
         if not lines and current == self._current:

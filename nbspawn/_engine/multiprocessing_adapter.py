@@ -56,7 +56,8 @@ def listening_at(address: str) -> Iterator[None]:
 @contextmanager
 def beginning_with(statements: str) -> Iterator[None]:
     """Have multiprocessing's two helpers, the fork server and the resource tracker, run ``statements`` first of all:
-    they leave the kernel's process group.
+    they leave the kernel's process group. They import nothing from the notebook's folder, where a user may have a
+    ``queue.py`` (``python -c`` has that folder first in its path).
 
     At its shutdown ipykernel sends SIGTERM to all of its group and waits for them to end. The resource tracker ignores
     SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. Both helpers end by
@@ -65,7 +66,8 @@ def beginning_with(statements: str) -> Iterator[None]:
 
     def start(path: bytes, arguments: list[str], fds: list[int]) -> int:
         *options, code = arguments
-        return util.spawnv_passfds(path, [*options, f"import os; {statements}; {code}"], fds)
+        begin = f"import sys; sys.path[:1] = []; import os; {statements}"
+        return util.spawnv_passfds(path, [*options, f"{begin}; {code}"], fds)
 
     with _replaced(util, "spawnv_passfds", start, users=(forkserver, resource_tracker)):
         yield

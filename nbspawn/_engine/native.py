@@ -61,6 +61,13 @@ def _read(dump: subprocess.Popen[bytes]) -> tuple[Frame, ...]:
         return ()
     if dump.returncode:
         return ()
+    try:
+        return users_frames(_frames(answer))
+    except (ValueError, LookupError, TypeError, AttributeError):  # of a version that writes something else
+        return ()
+
+
+def _frames(answer: bytes) -> list[Frame]:
     main: dict[str, Any] = next((one for one in json.loads(answer) if one["os_thread_id"] == one["pid"]), {})
     found = []
     for frame in main.get("frames", ()):
@@ -69,4 +76,4 @@ def _read(dump: subprocess.Popen[bytes]) -> tuple[Frame, ...]:
             found.append(Frame(frame["filename"], frame["line"], frame["name"].rpartition(".")[2]))
         elif not (library.startswith(_NOISE_IN) or frame["name"].startswith(_NOISE)):
             found.append(Frame(library, 0, frame["name"]))
-    return users_frames(found)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 import math
 import selectors
 import threading
@@ -16,10 +17,13 @@ from nbspawn._engine import inherited
 from nbspawn._engine.agents import Agents
 from nbspawn._engine.link import Link
 from nbspawn._engine.waker import Waker
-from nbspawn._protocol.agents import Answer, Begun, Call, Refused, Reported, Status
+from nbspawn._protocol.agents import CALLS, Answer, Begun, Call, Refused, Reported, Status
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.garbage import uncollected
-from nbspawn._protocol.messages import UNHURRIED, Event, Exited, Returned
-from nbspawn.errors import Failure
+from nbspawn._protocol.messages import UNHURRIED, Dropped, Event, Exited, Returned
+from nbspawn._protocol.plain import NotPlainError, loaded
+
+_log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
 _TICK = 0.05
@@ -67,7 +71,8 @@ class Nodes:
         """Those of ranks whose node was lost during the last command."""
         self._agents = agents
         self._events: list[Event] = []
-        self._answers: dict[tuple[int, int], Any] = {}
+        self._answers: dict[tuple[int, int], Answer | None] = {}
+        """Those that are waited for, by node and number; what comes later is dropped."""
         self._look_at = 0.0
         self._urgent = False
         self._lock = threading.RLock()
@@ -129,6 +134,8 @@ class Nodes:
 
     def _received(self, link: Link, message: Any) -> None:
         node = self._nodes[link.node]
+        if isinstance(message, Exception):
+            message = Dropped(node.first, f"its agent's on {link.host}: {message}")
         hurried = not isinstance(message, Reported) or message.status != node.status
         self._urgent = self._urgent or hurried or not all(isinstance(event, UNHURRIED) for event in message.events)
         if message is None:
@@ -136,17 +143,20 @@ class Nodes:
         elif isinstance(message, Reported):
             node.status = message.status
             for event in message.events:
-                self._add(event)
+                self._add(node, event)
         elif isinstance(message, Answer):
-            self._answers[link.node, message.number] = message.value
+            if (link.node, message.number) in self._answers:
+                self._answers[link.node, message.number] = message
         elif isinstance(message, Begun):
             node.begun = message
         elif isinstance(message, Refused):
             node.refused = message
         else:  # an event that came with large buffers
-            self._add(message)
+            self._add(node, message)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, node: Node, event: Event) -> None:
+        if event.rank not in node.ranks:
+            event = Dropped(node.first, f"it is of rank {event.rank}, which is not on {node.link.host}")
         self._events.append(event)
         if isinstance(event, Exited):
             self.ended.add(event.rank)
@@ -160,7 +170,7 @@ class Nodes:
         pids = node.begun.pids if node.begun else [0] * node.count
         for rank, pid, path in zip(node.ranks, pids, node.log_paths, strict=True):
             if rank not in self.ended and not node.status.over:
-                self._add(Exited(rank, now, None))
+                self._add(node, Exited(rank, now, None))
                 self.lost.append(Failure(rank, pid, now, -9, what, node=number, host=host, log_path=path))
         node.status = replace(node.status, over=True, settled=True, complete=False)
 
@@ -180,11 +190,22 @@ class Nodes:
         """What the method returns on each node, or on this one; None of one that does not answer."""
         number = next(_numbers)
         nodes = self._nodes if only is None else [only]
+        keys = {(node.link.node, number): node for node in nodes}
+        self._answers.update(dict.fromkeys(keys))
         for node in nodes:
             self.send(node, Call(method, arguments, number))
-        keys = {(node.link.node, number): node for node in nodes}
-        self.wait(lambda: all(key in self._answers or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
-        return [self._answers.pop(key, None) for key in keys]
+        self.wait(lambda: all(self._answers[key] or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
+        return [self._answer(method, node, self._answers.pop(key, None)) for key, node in keys.items()]
+
+    def _answer(self, method: str, node: Node, answer: Answer | None) -> Any:
+        """None of one that cannot be read."""
+        if answer is None:
+            return None
+        try:
+            return loaded(CALLS[method], answer.value)
+        except NotPlainError as error:
+            _log.error("%s: its answer to %s cannot be read: %s", node.link.host, method, error)
+            return None
 
     def by_rank(self, answers: Sequence[Mapping[int, Any] | None]) -> dict[int, Any]:
         """What each node has answered about some of its ranks, with the run's numbers."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
 from nbspawn._engine import failures
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Leaving, Raised, Returned
 from nbspawn._state.ending import Ending
-from nbspawn.errors import Failure
 
 Report = Returned | Raised | Leaving
 """What a rank itself sends about the end of its command."""

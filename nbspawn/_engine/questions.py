@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -10,6 +11,9 @@ from typing import Any
 
 from nbspawn._protocol import questions
 from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.plain import NotPlainError
+
+_log = logging.getLogger(__name__)
 
 _ANSWER = 0.8  # seconds; the sampler looks twice a second
 _LONG_ANSWER = {"memory": 4.0}  # of a rank with millions of objects and a busy thread
@@ -42,8 +46,13 @@ class Questions:
             found: dict[int, Any] = {}
             end = time.monotonic() + _LONG_ANSWER.get(question, _ANSWER) + _ANSWER_A_RANK * len(ranks)
             while len(found) < len(ranks) and time.monotonic() < end:
-                for rank in ranks:
-                    if rank not in found and (answer := questions.read_answer(self._files.answer(rank), self._number)):
+                for rank in set(ranks) - found.keys():
+                    try:
+                        answer = questions.read_answer(self._files.answer(rank), self._number)
+                    except NotPlainError as error:
+                        _log.error("rank %d: its answer about %s cannot be read: %s", rank, question, error)
+                        answer = (None,)
+                    if answer is not None:
                         (found[rank],) = answer
                 time.sleep(_TICK)
             return found

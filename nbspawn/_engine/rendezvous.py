@@ -6,8 +6,10 @@ and no rank waits for rank 0 to listen.
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
+from contextlib import suppress
 from typing import Any
 
 from nbspawn._rank.stores import tcp_store
@@ -30,16 +32,20 @@ class Rendezvous:
 
     def serve(self) -> None:
         """Start the store, unless it runs."""
-        if self._store is not None:
-            return
-        self._selector.unregister(self._listener)
-        # By default a TCPStore listens on every interface; if it is given a socket, it serves on that one.
-        held = self._listener.detach()
-        self._store = tcp_store(_HOST, self.port, slow_dns=False, is_master=True, master_listen_fd=held)
+        if self._store is None:
+            # By default a TCPStore listens on every interface; if it is given a socket, it serves on that one.
+            held = os.dup(self._listener.fileno())
+            self._store = tcp_store(_HOST, self.port, slow_dns=False, is_master=True, master_listen_fd=held)
+        self._close_listener()
 
     def close(self) -> None:
         """Stop the store, and release the port."""
-        if self._store is None:
-            self._selector.unregister(self._listener)
-        self._listener.close()
+        self._close_listener()
         self._store = None
+
+    def _close_listener(self) -> None:
+        """Unless that is done. An interrupt may come between any two steps; the next call goes on from there."""
+        if self._listener.fileno() != -1:
+            with suppress(KeyError):
+                self._selector.unregister(self._listener)
+            self._listener.close()

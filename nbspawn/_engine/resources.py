@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+from contextlib import ExitStack
 
 from nbspawn._engine import inherited
 from nbspawn._engine.channel import Hub
@@ -17,17 +18,31 @@ class Resources:
     """The lifeline, the sockets, the store that the ranks meet at."""
 
     def __init__(self, files: RunFiles, nprocs: int) -> None:
-        self._run = files.private
-        guard.begin(self._run)
-        self.lifeline = inherited.close_after_fork(os.open(files.lifeline, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        self.selector = selectors.DefaultSelector()
-        inherited.close_after_fork(self.selector.fileno())
-        self.waker = Waker(self.selector)
-        self.hub = Hub(files.socket, nprocs, self.selector)
-        self.rendezvous = Rendezvous(self.selector)
-        self.gauges = inherited.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
         self._announced = bytearray(nprocs)
-        self._interrupts = inherited.close_after_fork(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+        with ExitStack() as undo:  # also what is half built is given back
+            guard.begin(files.private)
+            undo.callback(guard.end, files.private)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+            self.lifeline = inherited.close_after_fork(os.open(files.lifeline, flags))
+            undo.callback(inherited.close, self.lifeline)
+            self._interrupts = inherited.close_after_fork(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+            undo.callback(inherited.close, self._interrupts)
+            self.gauges = inherited.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+            undo.callback(inherited.close, self.gauges)
+            self.selector = selectors.DefaultSelector()
+            inherited.close_after_fork(self.selector.fileno())
+            undo.callback(self._close_selector)
+            self.waker = Waker(self.selector)
+            undo.callback(self.waker.close)
+            self.hub = Hub(files.socket, nprocs, self.selector)
+            undo.callback(self.hub.close)
+            self.rendezvous = Rendezvous(self.selector)
+            undo.callback(self.rendezvous.close)
+            self._undo = undo.pop_all()
+
+    def _close_selector(self) -> None:
+        inherited.unmark(self.selector.fileno())
+        self.selector.close()
 
     def announce_interrupt(self, rank: int) -> None:
         """One more interrupt is about to be sent to the rank: it ignores those that are not announced."""
@@ -41,12 +56,4 @@ class Resources:
     def close(self) -> None:
         """Give all back; the end of the lifeline also ends what is left in the ranks' process groups, and the guardian
         what is left elsewhere."""
-        self.rendezvous.close()
-        self.hub.close()
-        self.waker.close()
-        inherited.unmark(self.selector.fileno())
-        self.selector.close()
-        inherited.close(self.gauges)
-        inherited.close(self._interrupts)
-        inherited.close(self.lifeline)
-        guard.end(self._run)
+        self._undo.close()

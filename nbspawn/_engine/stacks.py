@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from nbspawn._engine import native, signals
-from nbspawn._protocol.frames import Frame, Stack, Threads, users_frames
+from nbspawn._protocol import plain
+from nbspawn._protocol.frames import Frame, Stack, Threads, ThreadsAt, is_runner, users_frames
 from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.plain import NotPlainError
 from nbspawn._protocol.signals import STACK
 from nbspawn._state.wording import name_ranks
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _BEGIN = "(most recent call first):"
+_CUT = "\n  ...\n"
 _TICK = 0.002  # seconds
-_STEADY = 0.01  # seconds without a new line: the stack is whole
-_ANSWER = 0.2  # seconds; it takes a rank a millisecond of a processor, also in native code
+_ANSWER = 1.0  # seconds; it takes a rank a millisecond of a processor, also in native code, once it gets one
 _ANSWER_A_RANK = 0.01  # seconds
+_PROCESSOR = 5.0  # seconds that a rank is waited for which wants a processor
+_MOMENT = 0.1  # seconds for which it may want none: its threads take turns
 _THREADS_ANSWER = 0.8  # seconds: the sampler writes them twice a second
 
 
@@ -46,57 +48,64 @@ class Stacks:
         return sizes
 
     def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
-        """The stacks of these ranks as they are now, within 0.2 s (64 ranks: 1 s); an empty one of a rank that does not
-        answer.
+        """The stacks of these ranks as they are now: at once if all answer, and within 1 s (64 ranks: 1.6 s; 5 s if it
+        wants a processor) if one does not, whose stack is then empty.
 
         ``deep`` also reads the stacks of other threads (another 0.8 s if a rank holds Python's lock) and, where py-spy
         is installed, the frames of native code, in one rank of those that stand at the same place.
         """
         before = self._send(pids)
-        sizes = self._answered(before)
+        self._wait(before, pids)
         found = {rank: Stack(_read(self._files.stack(rank), before[rank])) for rank in sorted(pids)}
         if deep:
-            threads = self._threads_of(sizes)
+            threads = self._threads_of(before)
             found = native.added({rank: replace(one, threads=threads[rank]) for rank, one in found.items()}, pids)
         return found
 
-    def _answered(self, before: Mapping[int, int]) -> dict[int, int]:
-        """Wait until the files have grown and grow no more: faulthandler writes line by line, and no end."""
-        sizes, since = dict(before), time.monotonic()
-        end = since + _ANSWER + _ANSWER_A_RANK * len(before)
-        while time.monotonic() < end:
-            now = {rank: _size(self._files.stack(rank)) for rank in before}
-            if now != sizes:
-                sizes, since = now, time.monotonic()
-            elif time.monotonic() - since >= _STEADY and all(now[rank] > before[rank] for rank in before):
-                break
+    def _wait(self, before: Mapping[int, int], pids: Mapping[int, int]) -> None:
+        """Until these files, which had these sizes, have whole stacks: faulthandler writes line by line, and a rank on
+        a loaded machine pauses at any of them."""
+        unfinished = set(before)
+        begin = now = time.monotonic()
+        end = begin + _ANSWER + _ANSWER_A_RANK * len(before)
+        while unfinished and now < end:
+            unfinished -= {rank for rank in unfinished if is_whole(_text(self._files.stack(rank), before[rank]))}
+            if end - now < _MOMENT and any(_wants_a_processor(pids[rank]) for rank in unfinished):
+                end = max(end, min(now + _MOMENT, begin + _PROCESSOR))
             time.sleep(_TICK)
-        return sizes
+            now = time.monotonic()
 
     def stood(self, besides: Iterable[int]) -> dict[int, tuple[Frame, ...]]:
         """Where the ranks stood that were asked last, but for ``besides``."""
         found = {rank: _read(self._files.stack(rank), self._asked[rank]) for rank in self._asked.keys() - set(besides)}
         return {rank: frames for rank, frames in found.items() if frames}
 
-    def _threads_of(self, sizes: Mapping[int, int]) -> dict[int, Threads]:
-        """What the ranks' other threads do, as they report once their stacks have these sizes; nothing of one that
-        does not."""
+    def _threads_of(self, before: Mapping[int, int]) -> dict[int, Threads]:
+        """What the ranks' other threads do, as they report once their stacks have grown from these sizes; nothing of
+        one that does not."""
         found: dict[int, Threads] = {}
         end = time.monotonic() + _THREADS_ANSWER
-        while len(found) < len(sizes) and time.monotonic() < end:
-            for rank in sizes.keys() - found.keys():
-                if (answer := self._answer(rank))["size"] == sizes[rank]:
-                    found[rank] = tuple(
-                        (name, tuple(Frame(*one) for one in stack)) for name, stack in answer["threads"]
-                    )
+        while len(found) < len(before) and time.monotonic() < end:
+            for rank in before.keys() - found.keys():
+                size, threads = self._answer(rank)
+                if size > before[rank]:
+                    found[rank] = threads
             time.sleep(_TICK)
-        return {rank: found.get(rank, ()) for rank in sizes}
+        return {rank: found.get(rank, ()) for rank in before}
 
-    def _answer(self, rank: int) -> dict[str, Any]:
+    def _answer(self, rank: int) -> ThreadsAt:
         try:
-            return dict(json.loads(self._files.threads(rank).read_text()))
-        except OSError:  # deleted, or this process has no descriptor left
-            return {"size": -1}
+            return plain.loaded(ThreadsAt, self._files.threads(rank).read_bytes())  # type: ignore[no-any-return]
+        except (OSError, NotPlainError):  # deleted, or this process has no descriptor left; the rank's code wrote it
+            return -1, ()
+
+
+def _wants_a_processor(pid: int) -> bool:
+    """Does it run, or would it if it were let?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"R")
+    except OSError:  # another system, or it has ended
+        return False
 
 
 def sentences(
@@ -131,8 +140,19 @@ def described(frame: Frame) -> str:
 
 def frames(text: str) -> tuple[Frame, ...]:
     """The first stack in what faulthandler wrote, outermost frame first, from the user's outermost on."""
+    return users_frames(_all_frames(text))
+
+
+def _all_frames(text: str) -> Iterator[Frame]:
     found = _FRAME.finditer("".join(text.split(_BEGIN, 2)[1:2]))
-    return users_frames(Frame(match["file"], int(match["line"]), match["name"]) for match in found)
+    return (Frame(match["file"], int(match["line"]), match["name"]) for match in found)
+
+
+def is_whole(text: str) -> bool:
+    """Does what faulthandler has written so far contain the user's part of the stack? It writes no end, but a rank's
+    stack goes on in nbspawn's code, or is cut where it is too deep."""
+    written = text[: text.rfind("\n") + 1]
+    return written.endswith(_CUT) or any(map(is_runner, _all_frames(written)))
 
 
 def crash(path: Path) -> str:
@@ -150,10 +170,14 @@ _NOT_THE_USERS = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{
 
 
 def _read(path: Path, start: int) -> tuple[Frame, ...]:
+    return frames(_text(path, start))
+
+
+def _text(path: Path, start: int) -> str:
     try:
-        return frames(path.read_bytes()[start:].decode("utf-8", "replace"))
+        return path.read_bytes()[start:].decode("utf-8", "replace")
     except OSError:  # deleted, or this process has no descriptor left
-        return ()
+        return ""
 
 
 def _size(path: Path) -> int:

@@ -37,10 +37,15 @@ class AutoMode:
     def _ends(self) -> None:
         self._running = False
 
+    def _is_silent(self) -> bool:
+        """Does a front end ask for something of its own, such as the variables to list? That is not a user's cell."""
+        content = getattr(self._shell, "parent_header", None) or {}
+        return bool(content.get("content", {}).get("silent"))
+
     def __call__(self, lines: list[str]) -> list[str]:
         """The cell's lines; those for the ranks become one call of ``%%ranks``."""
         # A forked rank inherits the shell with everything in it.
-        if self.target is None or self._running or os.getpid() != self._pid:
+        if self.target is None or self._running or os.getpid() != self._pid or self._is_silent():
             return lines
         head = _notebook_lines(lines)
         if not any(map(_is_code, lines[head:])):

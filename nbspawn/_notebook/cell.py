@@ -7,20 +7,23 @@ import linecache
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from IPython.core.alias import default_aliases
+
 from nbspawn._engine.jobs import CellJob
+from nbspawn._notebook import front_end
 from nbspawn._payload.names import Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.shell import displays
 from nbspawn.errors import RankExitedError, RankRaisedError, SpawnError
 
-_OLD_GROUP = "is not initialized in the world group map"
-"""In torch's message about a process group that no longer exists."""
+_OLD_GROUP = re.compile("is not initialized in the world group map|is not registered, please create group")
+"""torch's messages about a process group that no longer exists."""
 _MAKE_AGAIN = (
     "The process group was created again after an error. What was built on the old one must be created again, too: "
-    "device meshes, FSDP models, subgroups."
+    "device meshes, FSDP models, subgroups, sharded optimizers."
 )
 _EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
@@ -56,14 +59,28 @@ def job(
         colors=shell.colors,
         silent=ends_silent(source, transform),
         transformed=transformed,
+        aliases=_aliases(shell),
     )
+    notes = tuple(_ignored_breakpoints(shell, filename))
     if push is not None:
-        return CellJob(command, shell.user_ns, *names)
+        return CellJob(command, shell.user_ns, *names, notes)
     # The shell's own names (exit, In, ...), unless the user has rebound them: each rank has its own. The values of
     # earlier cells (`_`, `_5`) are sent, although IPython hides them in the same way.
     hidden = {name: value for name, value in shell.user_ns_hidden.items() if not _EARLIER.fullmatch(name)}
     own = {name for name, value in hidden.items() if shell.user_ns.get(name) is value}
-    return CellJob(command, shell.user_ns, names.required - own, names.optional - own)
+    return CellJob(command, shell.user_ns, names.required - own, names.optional - own, notes)
+
+
+def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
+    """Of the front end's debugger, which is in the kernel."""
+    debugger = front_end.debugger(shell)
+    if not getattr(debugger, "is_started", False):
+        return
+    if lines := ", ".join(str(one.get("line")) for one in debugger.breakpoint_list.get(filename, ())):
+        yield (
+            f"The notebook's debugger does not stop ranks: its breakpoints in this cell (line {lines}) are ignored. "
+            "breakpoint() in the code stops them, and so does `%ranks debug`."
+        )
 
 
 def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> None:
@@ -71,7 +88,7 @@ def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> No
     created again after the error of an earlier command."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
         error.lines += tuple(_advice(shell, error, kept))
-        if regrouped and any(_OLD_GROUP in line for line in error.lines):
+        if regrouped and any(map(_OLD_GROUP.search, error.lines)):
             error.lines += (_MAKE_AGAIN,)
         error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary
 
@@ -127,6 +144,12 @@ def _sources(shell: Any) -> dict[str, tuple[int, tuple[str, ...]]]:
     numbers = _numbers(shell)
     cached = getattr(linecache, "_ipython_cache", {}) or {name: linecache.cache.get(name) for name in numbers}
     return {name: (numbers.get(name, 0), tuple(entry[2])) for name, entry in cached.items() if entry is not None}
+
+
+def _aliases(shell: Any) -> dict[str, str]:
+    """Those that a rank's shell does not have by itself: a name may mean another command there."""
+    own = dict(default_aliases())
+    return {name: command for name, command in shell.alias_manager.aliases if own.get(name) != command}
 
 
 def _syntax_error(shell: Any, error: SyntaxError) -> SpawnError:

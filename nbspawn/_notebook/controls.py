@@ -20,7 +20,6 @@ from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
 
 DELAY = 1.0  # seconds: a shorter run needs no controls
-_ANSWER = 3.0  # seconds within which a front end that shows widgets reports a view
 
 
 def view_of(widget: Any) -> dict[str, Any]:
@@ -40,34 +39,30 @@ class Controls:
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._panel: _Panel | None = None
         self._tails = Tails()
-        self._shown_at = 0.0
-        self._given_up = self._pump is not None and not self._pump.works
+        self._closed = self._pump is not None and not self._pump.works
 
     def open(self, run: Run) -> None:
         """Make the display, before the ranks can print: a later one would be in the middle of their output."""
-        if not self._given_up:
+        if not self._closed:
             # Not empty: classic Notebook cannot replace an empty display by a widget. No height: classic Notebook goes
             # on showing what was there when the display is emptied, and a short run should take no space.
             self._draw({"text/html": "<div></div>"}, update=False)
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Show the controls once ``DELAY`` has passed, and handle clicks; called some times a second."""
-        if self._given_up:
+        if self._closed:
             return
         self._tails.add(run, events)
-        now = time.monotonic()
-        if now - run.started < DELAY:
+        if time.monotonic() - run.started < DELAY:
             return
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self.actions.append)
             self._draw({**self._panel.view, "text/plain": ""}, update=True)
-            self._shown_at = now
         if self._pump is not None:
             self._pump()
+        # For its first widget a busy JupyterLab needs half a minute; a front end without widgets never answers.
         if self._panel.answered:
             self._panel.buttons.refresh(partial(self._tails.text, run), partial(log_path, run))
-        elif now - self._shown_at > _ANSWER:
-            self.close()
 
     def set_disabled(self, disabled: bool) -> None:
         """Grey out the buttons while the user is asked something: the kernel then handles no clicks."""
@@ -76,9 +71,9 @@ class Controls:
 
     def close(self) -> None:
         """Remove the widgets, and hand over to the kernel the messages that were not for them."""
-        if self._given_up:
+        if self._closed:
             return
-        self._given_up = True
+        self._closed = True
         if self._panel is not None:
             self._panel.stop_counting_views()
         self._draw({}, update=True)

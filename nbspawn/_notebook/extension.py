@@ -13,7 +13,7 @@ from nbspawn._engine import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank import imports
+from nbspawn._rank import imports, traced
 from nbspawn._session import views
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
@@ -40,6 +40,8 @@ class _Extension:
         views.colors = lambda: shell.colors
         views.autoreload = lambda: _autoreload(shell)
         atexit.register(_end_ranks)
+        if hasattr(debugger := front_end.debugger(shell), "_forward_message"):
+            _pass_over(debugger)
         self._warm_up()
 
     def unload(self) -> None:
@@ -58,6 +60,8 @@ class _Extension:
         views.cell_names = dict
         views.colors = str
         views.autoreload = views.no_autoreload
+        if (debugger := front_end.debugger(shell)) is not None:
+            vars(debugger).pop("_forward_message", None)
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()
@@ -104,6 +108,21 @@ class _Extension:
                 else:
                     modules.add(str((value if issubclass(kind, (type, types.FunctionType)) else kind).__module__))
         forkserver.server.warm_up(imports.installed(sorted(modules)))
+
+
+def _pass_over(debugger: Any) -> None:
+    """Have it step over nbspawn as over the kernel itself, of which it is told when it is switched on."""
+    folder = os.path.dirname(os.path.dirname(__file__))
+    traced.step_over(folder)
+    own = {"path": f"{folder}/**", "include": False}
+    forward = debugger._forward_message
+
+    async def forward_message(message: Any) -> Any:
+        if message.get("command") == "attach":
+            message["arguments"]["rules"] = [*message["arguments"].get("rules", ()), own]
+        return await forward(message)
+
+    debugger._forward_message = forward_message
 
 
 def _autoreload(shell: Any) -> Reload | None:

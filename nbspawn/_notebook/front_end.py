@@ -20,6 +20,11 @@ def in_kernel(shell: Any) -> bool:
     return hasattr(shell, "kernel")
 
 
+def debugger(shell: Any) -> Any:
+    """The front end's own debugger, in its kernel; None where there is none."""
+    return getattr(getattr(shell, "kernel", None), "debugger", None)
+
+
 def can_redraw(shell: Any) -> bool:
     """Can the terminal move its cursor up?"""
     return sys.stdout.isatty() and not getattr(shell, "simple_prompt", True) and os.environ.get("TERM") != "dumb"

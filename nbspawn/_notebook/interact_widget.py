@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 import ipywidgets  # type: ignore[import-untyped]
@@ -21,7 +22,7 @@ from nbspawn._notebook.buttons import Buttons
 from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.questions import Questions
 from nbspawn._notebook.redefined import Redefined
-from nbspawn._notebook.slots import Slots
+from nbspawn._notebook.slots import Slots, close, close_parts
 from nbspawn._notebook.tails import Tails
 from nbspawn._protocol.messages import Event
 from nbspawn._results import Results
@@ -52,6 +53,7 @@ class Interact(ipywidgets.VBox):
     running = traitlets.Bool(False)
     result: Results[Any] | None = traitlets.Any(None, allow_none=True)
     error: BaseException | None = traitlets.Any(None, allow_none=True)
+    _given: Mapping[str, Any] = MappingProxyType({})  # ipywidgets 7 closes what was refused, too
 
     def __init__(
         self,
@@ -209,9 +211,12 @@ class Interact(ipywidgets.VBox):
         """The function has other parameters: keep the widgets of those that it had."""
         known = {**self._given, **self.arguments}
         given = {name: one for name, one in known.items() if name in self._function.parameters}
-        self.arguments = parameters.widgets(self._function.current, given)
+        before, self.arguments = self.arguments, parameters.widgets(self._function.current, given)
         self._parameters = self._function.parameters
         self._argument_box.children = _shown(self.arguments)
+        for one in _shown(before):
+            if one not in self._argument_box.children and one not in _shown(self._given):
+                close(one)
 
     def _echo(self, text: str) -> None:
         """Show a question and its answer among what the ranks print; called in the thread that watches the run."""
@@ -223,6 +228,11 @@ class Interact(ipywidgets.VBox):
         return self._controls.stopping or (self._handle is not None and self._handle.stopping)
 
     # ------------------------------------------------------------ display
+
+    def close(self) -> None:
+        """Close the widget with its parts; widgets that were given as arguments stay."""
+        close_parts(self, _shown(self._given))
+        super().close()
 
     def _ipython_display_(self, **_: Any) -> None:
         self._picture.show(self, repr(self))

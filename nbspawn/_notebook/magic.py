@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from nbspawn._engine import interrupt_flag
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
+from nbspawn._rank import traced
 
 if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob
@@ -33,6 +34,7 @@ class SpawnMagics(Magics):
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
         with interrupt_flag.deferred():
+            traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn._session.pool import Pool
@@ -51,6 +53,7 @@ class SpawnMagics(Magics):
             raise UsageError("--autoreload needs --keep: other ranks import every module anew")
         name = ranks.name_for(self.sessions, given)
         pool = Pool(arguments.launch_options(given, self.shell.call_pdb))
+        _refuse_absent(given, pool)
         job = cells.job(self.shell, line, cell)
         try:
             return self._run(pool, job, given)
@@ -61,6 +64,7 @@ class SpawnMagics(Magics):
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> Any:
         with interrupt_flag.deferred():
+            traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn.errors import UsageError
@@ -78,6 +82,7 @@ class SpawnMagics(Magics):
         if given.background and given.pull:
             raise UsageError("--pull cannot be used with --background: pull in another cell, after handle.result()")
         asked = arguments.selected(given.which, pool.nprocs)
+        _refuse_absent(given, pool)
         if given.autoreload:
             pool.follow_edits()
         job = cells.job(self.shell, line, cell, "" if given.auto else "%%ranks", given.push)
@@ -122,6 +127,13 @@ def _refuse_empty(cell: str, magic: str) -> None:
 
     if not cell.strip():
         raise UsageError(f"the cell is empty: write what the ranks should run below the {magic} line")
+
+
+def _refuse_absent(given: Any, pool: Pool) -> None:
+    from nbspawn.errors import UsageError
+
+    if absent := [rank for rank in given.local_ranks_filter or () if rank >= pool.nprocs]:
+        raise UsageError(f"--local-ranks-filter {absent[0]}: there is no such rank, the last one is {pool.nprocs - 1}")
 
 
 SpawnMagics.spawn.__doc__ = arguments.PARSER.format_help()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.ranks import idle_table
 from nbspawn._notebook.slots import close
 from nbspawn._notebook.tails import tail
+from nbspawn._rank import traced
 from nbspawn._render import html, kept
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun
@@ -157,7 +159,7 @@ class Panel:
         self._lock = threading.Lock()
         """The kernel's thread and the one that refreshes draw, too."""
         self._refresh()
-        threading.Thread(target=self._keep_current, name="nbspawn-panel", daemon=True).start()
+        traced.thread(self._keep_current, "nbspawn-panel").start()
 
     @property
     def closed(self) -> bool:
@@ -171,7 +173,8 @@ class Panel:
     def _keep_current(self) -> None:
         while not self._closed.wait(_PERIOD):
             if self._box._view_count or self._subject.over:
-                self._refresh()
+                with suppress(StartError):  # the ranks have ended in the middle of it, which the next look shows
+                    self._refresh()
 
     def _refresh(self) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ from nbspawn._results import Results
 from nbspawn._session import comparison, views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
+from nbspawn._session.pool import kept as kept_pools
 from nbspawn._state.run import Run
 from nbspawn._state.wording import name_ranks
 from nbspawn.errors import UsageError
@@ -126,6 +127,9 @@ def pulled(pool: Pool, ranks: Sequence[int], name: str) -> Results[Any]:
 
 def _list(request: _Request) -> None:
     tables = [_table(name, request.sessions[name]) for name in request.names]
+    if not request.named:
+        others = (pool for pool in kept_pools() if pool not in request.sessions.values())
+        tables += [kept.text(*idle_table(pool, " of a Session")) for pool in others]
     print("\n\n".join(tables) or _NONE)
 
 

@@ -7,7 +7,7 @@ end chooses the renderer. Unlike ``with output:`` this may be called from any th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Any
 
@@ -94,7 +94,14 @@ class _Slot:
 
 
 def close(widget: Any) -> None:
-    """Close a widget, with the models of its layout and its style: each is a comm of its own."""
-    for part in (widget, widget.layout, getattr(widget, "style", None)):
-        if part is not None and hasattr(part, "close"):
+    """Close a widget, with its children and the models of layouts and styles: each is a comm of its own."""
+    close_parts(widget)
+    widget.close()
+
+
+def close_parts(widget: Any, besides: Collection[Any] = ()) -> None:
+    """The same without the widget itself; ``besides`` stay, with what they have."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, ipywidgets.Widget) and part not in besides:
+            close_parts(part, besides)
             part.close()

@@ -57,12 +57,14 @@ def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
     comes with an object of its own gets its name in ``namespace`` if that is free: plain pickle, which torch.save and
     broadcast_object_list use, looks for it there."""
     before = set(cloudpickle_adapter.classes_by_id())
-    yield
-    known = cloudpickle_adapter.classes_by_id()
-    for tracker in set(known) - before:
-        _kernels.add(tracker)
-        if known[tracker].__module__ == "__main__" and "." not in known[tracker].__qualname__:
-            namespace.setdefault(known[tracker].__qualname__, known[tracker])
+    try:
+        yield
+    finally:  # classes that came before it failed, or was stopped, come no more
+        known = cloudpickle_adapter.classes_by_id()
+        for tracker in set(known) - before:
+            _kernels.add(tracker)
+            if known[tracker].__module__ == "__main__" and "." not in known[tracker].__qualname__:
+                namespace.setdefault(known[tracker].__qualname__, known[tracker])
 
 
 def _kernels_class(tracker: str, name: str) -> Any:

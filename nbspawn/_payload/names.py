@@ -56,7 +56,12 @@ def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
 
 def check(text: str, filename: str) -> None:
     """Raises ``SyntaxError``, as compiling would, where ``text`` is no cell in Python."""
-    _compile(text, filename)  # `return` outside a function and the like are found by the compiler only
+    try:
+        _compile(text, filename)
+    except SyntaxError as error:
+        if error.text is None and error.lineno:  # `return` outside a function and the like: the compiler has no source
+            error.text = "".join(text.split("\n")[error.lineno - 1 : error.lineno])
+        raise
 
 
 def names_used(source: str, filename: str, transform: Callable[[str], str]) -> Names:

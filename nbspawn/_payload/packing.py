@@ -3,7 +3,7 @@
 A ``Packed`` is memory without a name (_protocol/shared_memory.py): the pickle stream, and behind it every large buffer
 as it is. Each rank maps that file privately, so that all ranks share its pages until one of them writes, and what one
 writes stays its own, as after a fork. Views go on aliasing their base, tied weights stay tied, and what the user
-moved to shared memory stays shared. On the way back the message does the same with the large buffers of a ``Value``
+moved to shared memory stays shared. On the way back the message does the same with the large buffers of a ``Result``
 (_protocol/messages.py). _payload/pickler.py explains how objects are pickled, _payload/diagnosis.py what the user reads
 of one that cannot be.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from typing import Any
 
@@ -21,6 +20,7 @@ from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
 from nbspawn._payload.diagnosis import UnpicklableError, diagnose, one_line, trial
 from nbspawn._payload.pickler import Pickler, loads
 from nbspawn._protocol import shared_memory
+from nbspawn._protocol.messages import Result
 
 __all__ = ["Packed", "UnpicklableError", "Value", "load", "pack", "pack_variables", "track_classes"]
 
@@ -151,58 +151,53 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
 # ---------------------------------------------------------------- and back
 
 
-@dataclass
 class Value:
-    """A rank's result on its way to the kernel: the object by value, or the reason why it had to stay; and its repr,
-    made in the rank, where Stop reaches one that does not end.
+    """A rank's result: the object by value, or the reason why it had to stay. In the rank the buffers of ``result``,
+    which is sent, are the object's own memory. The kernel unpickles it when it is needed."""
 
-    In the rank the buffers are the object's own memory, until the value has been pickled into a message.
-    """
-
-    data: bytes | memoryview = b""
-    buffers: Sequence[bytearray | memoryview] = field(default=(), repr=False)
-    repr: str = ""
-    reason: str = ""
-    _loaded: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self._loaded: list[Any] = []
 
     @classmethod
     def of(cls, obj: object) -> Value:
         """Pack ``obj`` in the rank. Never raises: what cannot travel is kept as text."""
         if obj is None:
-            return cls(_NONE, repr="None")
+            return cls(Result(_NONE, repr="None"))
         pickler = Pickler(None, returning=True)
         stream = io.BytesIO()
         try:
             pickler.dump(obj, stream)
         except Exception as error:
-            return cls(repr=_shown(obj), reason=diagnose("the result", obj, error, None, returning=True).reason)
-        return cls(stream.getvalue(), pickler.buffers, _shown(obj))
-
-    def lost(self, reason: str) -> Value:
-        """The same without the object, which did not arrive."""
-        return Value(repr=self.repr, reason=reason)
+            reason = diagnose("the result", obj, error, None, returning=True).reason
+            return cls(Result(repr=_shown(obj), reason=reason))
+        return cls(Result(stream.getvalue(), tuple(pickler.buffers), _shown(obj)))
 
     def get(self) -> Any:
         """The object, the same one at every call. Raises ``UnpicklableError`` if it had to stay or cannot be loaded."""
-        if self.reason:
-            raise UnpicklableError("the result", "the result", f"{self.reason}. It reads: {self.repr}")
+        result = self.result
+        if result.reason:
+            raise UnpicklableError("the result", "the result", f"{result.reason}. It reads: {result.repr}")
         if not self._loaded:
             try:
-                self._loaded.append(loads(self.data, self.buffers))
+                self._loaded.append(loads(result.data, result.buffers))  # type: ignore[arg-type]
             except Exception as error:
                 raise UnpicklableError("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
-            self.data, self.buffers = b"", ()
+            self.result = Result(repr=result.repr)
         return self._loaded[0]
 
     def text(self) -> str:
         """Its repr, of at most ``REPR_LIMIT`` characters."""
-        return self.repr
+        return self.result.repr
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[type[Value], tuple[object, ...]]:
-        if self._loaded:  # its memory is the object's now
-            return Value.of(self._loaded[0]).__reduce_ex__(protocol)
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[object, ...]]:
+        result = Value.of(self._loaded[0]).result if self._loaded else self.result  # its memory is the object's now
         how: type = pickle.PickleBuffer if protocol >= 5 else bytearray
-        return Value, (how(self.data), [how(buffer) for buffer in self.buffers], self.repr, self.reason)
+        return _value, (how(result.data), tuple(map(how, result.buffers)), result.repr, result.reason)
+
+
+def _value(*fields: Any) -> Value:
+    return Value(Result(*fields))
 
 
 def _shown(obj: object) -> str:

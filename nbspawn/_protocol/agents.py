@@ -2,7 +2,8 @@
 
 An agent runs the ranks of its node by the local engine, which numbers them from 0; what it reports has the run's
 numbers, and moments on the kernel's clock (_agent/translation.py). Three TCP connections lead from each agent to the
-kernel (connection.py). Over *control* goes one pickled message of this file a frame. Over *bulk* go the bytes of large
+kernel (connection.py). Over *control* goes one message of this file a frame: pickled to the agent, and as plain data to
+the kernel (plain.py), where no code of another machine is run. Over *bulk* go the bytes of large
 buffers, in transfers that control announces: neither waits for the other. Over *life* goes nothing: it ends with either
 machine, or with the link between them.
 """
@@ -13,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbspawn._protocol import questions
+from nbspawn._protocol.failure import Failure
+from nbspawn._protocol.frames import Frame, Stack
+from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.messages import Event, RunCell, RunFunction
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
@@ -71,23 +76,22 @@ class ClockTold:
 
 LOG_PART = 1 << 20
 """Bytes of a log in one answer."""
-CALLS = frozenset(
-    {
-        "send",
-        "stop_at",
-        "break_into",
-        "dismiss",
-        "dispose",
-        "log_part",
-        "serve_store",
-        "look",
-        "ask",
-        "stood",
-        "usage",
-        "losses",
-        "regroup",
-    }
-)
+CALLS: Mapping[str, Any] = {
+    "send": None,
+    "stop_at": None,
+    "break_into": None,
+    "dismiss": None,
+    "dispose": bool | None,
+    "log_part": bytes | None,
+    "serve_store": tuple[str, int],
+    "look": dict[int, Stack] | None,
+    "ask": dict[int, questions.Answer] | None,
+    "stood": dict[int, tuple[Frame, ...]] | None,
+    "usage": list[Reading] | None,
+    "losses": list[str] | None,
+    "regroup": bool | None,
+}
+"""What the methods return; None where there are no ranks."""
 
 
 # ---------------------------------------------------------------- agent -> kernel
@@ -111,14 +115,13 @@ class ClockAsked:
 
 @dataclass(frozen=True)
 class Status:
-    """What the local engine says of itself (_engine/base.py). ``command_number`` is that of its last command,
-    ``failures`` are ``nbspawn.errors.Failure``."""
+    """What the local engine says of itself (_engine/base.py). ``command_number`` is that of its last command."""
 
     command_number: int
     over: bool
     settled: bool
     complete: bool
-    failures: tuple[Any, ...]
+    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class WithBuffers:
-    """A message, pickled as ``body``, whose large buffers are the ``transfer``."""
+    """An event, whose parts are pickled as ``body``, and whose large buffers are the ``transfer``."""
 
     transfer: Transfer
     body: bytes
@@ -155,7 +158,10 @@ class WithBuffers:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the method of a ``Call`` has returned."""
+    """What the method of a ``Call`` has returned: the pickled parts of a value of its type (CALLS)."""
 
     number: int
-    value: Any
+    value: bytes
+
+
+FromAgent = Hello | ClockAsked | Begun | Refused | Reported | WithBuffers | Answer

@@ -13,7 +13,7 @@ from nbspawn._protocol.frames import Frame
 class Call(NamedTuple):
     """A call of a collective. ``number`` counts those of its group from 1. ``name`` is the function's, as in the user's
     code, and ``operation`` the recorder's ('gloo:all_reduce'). ``frames`` are the user's, outermost first. ``pending``:
-    has it not ended?"""
+    has it not ended? ``age`` is in seconds, since it was called."""
 
     number: int
     name: str
@@ -22,6 +22,7 @@ class Call(NamedTuple):
     outputs: tuple[str, ...]
     frames: tuple[Frame, ...]
     pending: bool
+    age: float
 
 
 class GroupCalls(NamedTuple):

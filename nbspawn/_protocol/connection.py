@@ -7,18 +7,21 @@ Nothing is unpickled before that: whoever can send a pickle can run code. Each e
 from __future__ import annotations
 
 import hmac
-import pickle
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
 
 CONTROL, BULK, LIFE = PURPOSES = b"C", b"B", b"L"
 TOKEN_BYTES = 32
 
 _HANDSHAKE_SECONDS = 10.0
 _WHO = struct.Struct("!cI")
+_PROVEN = _WHO.size + TOKEN_BYTES
+_SAID = _PROVEN + TOKEN_BYTES
+_PARTS = slice(0, _WHO.size), slice(_WHO.size, _PROVEN), slice(_PROVEN, _SAID)
+"""What an agent says first: where it comes from, its proof, and its own challenge."""
 _LENGTH = struct.Struct("!Q")
 TRANSFER = struct.Struct("!QQ")
 """Before the bytes of a transfer: its number, and how many bytes they are."""
@@ -42,26 +45,36 @@ def connect(address: tuple[str, int], token: bytes, purpose: bytes, node: int) -
     return connection
 
 
-def accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, bytes, int] | None:
-    """The kernel's end of one connection: with its purpose and the number of its node. None if whoever connected does
-    not know the token."""
-    connection, _ = listener.accept()
-    try:
-        connection.settimeout(_HANDSHAKE_SECONDS)
-        mine = secrets.token_bytes(TOKEN_BYTES)
-        connection.sendall(mine)
-        who = receive_exactly(connection, _WHO.size)
-        proof = receive_exactly(connection, TOKEN_BYTES)
-        theirs = receive_exactly(connection, TOKEN_BYTES)
-        if hmac.compare_digest(proof, hmac.digest(token, b"agent" + who + mine, "sha256")):
-            connection.sendall(hmac.digest(token, b"kernel" + theirs, "sha256"))
-            purpose, node = _WHO.unpack(who)
-            _prepare(connection, purpose)
-            return connection, purpose, node
-    except (OSError, EOFError):
-        pass
-    connection.close()
-    return None
+class Guest:
+    """The kernel's end of a connection that was accepted, of which nothing is known. Never blocks."""
+
+    def __init__(self, accepted: socket.socket, token: bytes) -> None:
+        self.socket = accepted
+        self._token = token
+        self._mine = secrets.token_bytes(TOKEN_BYTES)
+        self._heard = bytearray()
+        accepted.setblocking(False)
+        with suppress(OSError):  # it has gone again
+            accepted.send(self._mine)  # a new connection has room for so little
+
+    def who(self) -> tuple[bytes, int] | None:
+        """The connection's purpose and the number of its node, once it has proven that it knows the token. None as long
+        as it has not said enough. Raises OSError, EOFError, PermissionError if it does not know the token."""
+        with suppress(BlockingIOError):
+            while len(self._heard) < _SAID:
+                data = self.socket.recv(_SAID - len(self._heard))
+                if not data:
+                    raise EOFError("the other end has closed the connection")
+                self._heard += data
+        if len(self._heard) < _SAID:
+            return None
+        who, proof, theirs = (bytes(self._heard[part]) for part in _PARTS)
+        if not hmac.compare_digest(proof, hmac.digest(self._token, b"agent" + who + self._mine, "sha256")):
+            raise PermissionError("the other end does not know this run's token")
+        self.socket.send(hmac.digest(self._token, b"kernel" + theirs, "sha256"))
+        purpose, node = _WHO.unpack(who)
+        _prepare(self.socket, purpose)
+        return purpose, node
 
 
 def _prepare(connection: socket.socket, purpose: bytes) -> None:
@@ -78,21 +91,19 @@ def _prepare(connection: socket.socket, purpose: bytes) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def frame(message: object) -> bytes:
+def frame(body: bytes) -> bytes:
     """A message as it is sent over control."""
-    body = pickle.dumps(message, protocol=5)
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
     """Takes the bytes of a control connection apart, cut anywhere."""
 
-    def __init__(self, load: Callable[[bytes], Any]) -> None:
-        self._load = load
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that these bytes complete. Raises UnpicklingError."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that these bytes complete."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -100,13 +111,13 @@ class Frames:
                 return
             body = bytes(memoryview(self._buffer)[_LENGTH.size : _LENGTH.size + length])
             del self._buffer[: _LENGTH.size + length]
-            yield self._load(body)
+            yield body
 
 
-def receive(connection: socket.socket, load: Callable[[bytes], Any] = pickle.loads) -> Any:
+def receive(connection: socket.socket) -> bytes:
     """Wait for the next message of a control connection. Raises EOFError at its end."""
     (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
-    return load(receive_exactly(connection, length))
+    return receive_exactly(connection, length)
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:

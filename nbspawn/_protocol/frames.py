@@ -29,6 +29,9 @@ class Position(NamedTuple):
 Threads = tuple[tuple[str, tuple[Frame, ...]], ...]
 """Other threads of a rank: their names and their stacks."""
 
+ThreadsAt = tuple[int, Threads]
+"""In a file of the rank's: these, when the file of its main thread's stacks had so many bytes."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -46,11 +49,16 @@ _RUNNERS = (
 )
 
 
+def is_runner(frame: Frame) -> bool:
+    """Is this the frame that runs the user's cell or function?"""
+    return any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS)
+
+
 def users_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """The part of a stack (innermost frame first) from the user's cell or function on; returned outermost first."""
     found: list[Frame] = []
     for frame in frames:
-        if any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS):
+        if is_runner(frame):
             break
         found.append(frame)
     return tuple(reversed(found))

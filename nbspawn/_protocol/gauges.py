@@ -101,9 +101,13 @@ def memory() -> tuple[int, int]:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform != "linux":
         return most, most  # bytes on macOS
-    with open("/proc/self/status", "rb") as file:
-        found = _RESIDENT.search(file.read())
-    assert found is not None
+    try:
+        with open("/proc/self/status", "rb") as file:
+            found = _RESIDENT.search(file.read())
+    except OSError:  # no descriptor is left
+        found = None
+    if found is None:
+        return most * 1024, most * 1024
     # Of a spawned rank, ``most`` includes the kernel's peak: Linux keeps it over exec.
     return int(found[2]) * 1024, int(found[1] or most) * 1024
 
@@ -114,6 +118,9 @@ def _on_devices() -> tuple[int, int]:
     if torch is None or not torch.cuda.is_initialized():
         return -1, -1
     # Of all devices: the current one is a setting of each thread, and the user's code has set it in another one.
-    each = [torch.cuda.memory_stats_as_nested_dict(device) for device in range(torch.cuda.device_count())]
-    used = [stats["allocated_bytes"]["all"] for stats in each]
+    try:
+        each = [torch.cuda.memory_stats_as_nested_dict(device) for device in range(torch.cuda.device_count())]
+        used = [stats["allocated_bytes"]["all"] for stats in each]
+    except Exception:  # an allocator of the user's keeps no statistics (torch.cuda.memory.CUDAPluggableAllocator)
+        return -1, -1
     return sum(one["current"] for one in used), sum(one["peak"] for one in used)

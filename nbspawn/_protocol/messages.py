@@ -1,11 +1,11 @@
 """The messages between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/channel.py,
-_engine/channel.py). Every frame is one pickled object of this file and nothing else; the large buffers of a
+_engine/channel.py). Every frame is one message of this file and nothing else; the large buffers of a
 ``Returned`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of the
 launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier command
-are not mistaken for this one's. The kernel unpickles only the classes of this file, of frames.py and of
-_payload/packing.py: no foreign code runs where it polls the ranks. Guarantees about the order:
+are not mistaken for this one's. Commands are pickled. Events travel as plain data, of which the kernel makes those of
+the types below (plain.py): no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed``,
@@ -22,15 +22,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.edits import Reload, Version
+from nbspawn._protocol.entries import Report
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
+from nbspawn._protocol.plain import Buffer
 
 # ---------------------------------------------------------------- events: rank -> kernel
+
+
+class Result(NamedTuple):
+    """A value on its way to the kernel (_payload/packing.py): ``data`` is its pickle, beside its large ``buffers``.
+    ``repr`` is its text, made in the rank, where Stop reaches a ``__repr__`` that does not end. ``reason`` is why there
+    is only the text."""
+
+    data: Buffer = b""
+    buffers: tuple[Buffer, ...] = ()
+    repr: str = ""
+    reason: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.repr}>"  # not megabytes of data
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,13 @@ class ClearOutput:
 
 @dataclass(frozen=True)
 class InputRequest:
-    """``input()`` or ``getpass()`` in a rank, which blocks until it receives an ``InputReply``."""
+    """``input()`` or ``getpass()`` in a rank, which blocks until it receives the ``InputReply`` of this ``number``."""
 
     rank: int
     prompt: str
     password: bool
     offset: int
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,8 @@ class Raised:
     """The cell or the function raised. ``rendered`` are the coloured lines that a notebook shows.
 
     ``line`` is the innermost line of the running cell in the traceback (1-based, as the user sees it), None for a
-    plain function. ``collectives`` is what the rank's recorder has, if it was raised in a collective.
+    plain function. ``lost_peer``: was it raised in a collective, and says that the other side does not answer?
+    ``collectives`` is what the rank's recorder has, if it was raised in a collective.
     """
 
     rank: int
@@ -89,6 +107,7 @@ class Raised:
     rendered: tuple[str, ...]
     line: int | None
     offset: int
+    lost_peer: bool = False
     collectives: Collectives | None = None
 
     @property
@@ -99,14 +118,18 @@ class Raised:
 
 @dataclass(frozen=True)
 class Returned:
-    """The rank has finished; ``value`` is a ``packing.Value`` (packed bytes, or why it could not be packed). The user's
-    code began at time ``ready``, after nbspawn's own preparations, such as making a process group."""
+    """The rank has finished, with this value. The user's code began at time ``ready``, after nbspawn's own
+    preparations, such as making a process group."""
 
     rank: int
     time: float
-    value: Any
+    value: Result
     offset: int
     ready: float = 0.0
+
+    def lost(self, reason: str) -> Returned:
+        """The same without the value, which cannot travel."""
+        return replace(self, value=Result(repr=self.value.repr, reason=reason))
 
 
 @dataclass(frozen=True)
@@ -161,15 +184,23 @@ class Sampled:
     spent: tuple[tuple[Position, float], ...]
 
 
+Compared = Report | tuple[Buffer, ...] | None
+"""What a rank answers to a question of a comparison (_rank/compared.py): its entries, or the bytes of some."""
+
+
 @dataclass(frozen=True)
 class Inspected:
-    """The answer to the ``Inspect`` of that number: ``value`` is a ``packing.Value``; or the expression raised
-    ``error``, 'NameError: …'. The rank waits at its prompt again."""
+    """The answer to the ``Inspect`` of that number; or the expression raised ``error``, 'NameError: …'. The rank waits
+    at its prompt again."""
 
     rank: int
     number: int
-    value: Any
+    value: Compared
     error: str = ""
+
+    def lost(self, reason: str) -> Inspected:
+        """The same without the value, which cannot travel."""
+        return replace(self, value=None, error=reason)
 
 
 @dataclass(frozen=True)
@@ -190,7 +221,33 @@ class Loaded:
     files: Mapping[str, Version]
 
 
+RankEvent = (
+    Started
+    | DisplayData
+    | ClearOutput
+    | InputRequest
+    | Stopped
+    | Resumed
+    | Listening
+    | Sampled
+    | Inspected
+    | Imported
+    | Loaded
+    | Raised
+    | Returned
+    | Leaving
+)
+"""What a rank sends."""
+
 # ---------------------------------------------------------------- events: the engine's own
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A message of the rank could not be read, for this reason: nobody knows what it said."""
+
+    rank: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -275,7 +332,7 @@ class RunCell(_Run):
     IPython's for the cell; 0: it is not a cell of the notebook. ``sources`` holds
     ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks and
     ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are IPython's, for
-    tracebacks ('': none).
+    tracebacks ('': none). ``aliases`` are the user's own (``%alias``), name -> command.
     """
 
     source: str
@@ -286,6 +343,7 @@ class RunCell(_Run):
     colors: str = ""
     silent: bool = False
     transformed: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> dict[str, str]:
@@ -318,10 +376,12 @@ class Close:
 
 @dataclass(frozen=True)
 class InputReply:
-    """The answer to an ``InputRequest``: ``kind`` is 'text', 'eof', 'interrupt' or 'refused' (``text``: the reason)."""
+    """The answer to the ``InputRequest`` of that ``number``: ``kind`` is 'text', 'eof', 'interrupt' or 'refused'
+    (``text``: the reason)."""
 
     kind: str
     text: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -334,26 +394,7 @@ class Inspect:
     arguments: tuple[Any, ...] = ()
 
 
-Event = (
-    Started
-    | DisplayData
-    | ClearOutput
-    | InputRequest
-    | Stopped
-    | Resumed
-    | Listening
-    | Sampled
-    | Inspected
-    | Imported
-    | Loaded
-    | Raised
-    | Returned
-    | Leaving
-    | Printed
-    | Measured
-    | Stopping
-    | Exited
-)
+Event = RankEvent | Dropped | Printed | Measured | Stopping | Exited
 UNHURRIED = (Printed, Measured, Sampled, Imported)
 """Events that may wait for a moment, to be handled together with others."""
 Command = RunFunction | RunCell | InputReply | Inspect | Regroup | Close

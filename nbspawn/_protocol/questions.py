@@ -6,8 +6,13 @@ import os
 import struct
 from pathlib import Path
 
+from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.gauges import mapped
-from nbspawn._protocol.wire import load_of_rank
+from nbspawn._protocol.memory import Memory
+from nbspawn._protocol.plain import loaded
+from nbspawn._protocol.wire import pickled
+
+Answer = Collectives | Memory | None
 
 _NUMBER = struct.Struct("=I")
 _NAME = struct.Struct("=28s")
@@ -41,18 +46,17 @@ def ask(fd: int, number: int, name: str) -> None:
     os.pwrite(fd, _NUMBER.pack(number), 0)
 
 
-def write_answer(path: Path, answer: bytes) -> None:
-    """In the rank: the pickled pair of the question's number and the answer."""
+def write_answer(path: Path, number: int, answer: Answer) -> None:
+    """In the rank: the answer to the question of that number. Raises OSError, NotPlainError."""
     whole = path.with_suffix(".new")
-    whole.write_bytes(answer)
+    whole.write_bytes(pickled(tuple[int, Answer], (number, answer)))
     whole.replace(path)
 
 
-def read_answer(path: Path, number: int) -> tuple[object] | None:
-    """In the kernel: the answer to that question, None if there is none yet. Raises UnpicklingError if it contains a
-    class of another package."""
+def read_answer(path: Path, number: int) -> tuple[Answer] | None:
+    """In the kernel: the answer to that question, None if there is none yet. Raises NotPlainError."""
     try:
-        answered, value = load_of_rank(path.read_bytes())
+        answered, value = loaded(tuple[int, Answer], path.read_bytes())
     except OSError:  # none yet; deleted; or this process has no descriptor left
         return None
     return (value,) if answered == number else None

@@ -7,6 +7,7 @@ are written in parallel and mapped contiguously.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -83,11 +84,17 @@ def fill(fds: Sequence[int], buffers: Sequence[memoryview], give_up: Callable[[]
 
 def read(fds: Sequence[int], sizes: Iterable[int]) -> list[memoryview]:
     """The buffers, mapped copy-on-write. The mapping lives as long as one of them; the descriptors may be closed at
-    once."""
+    once. Raises OSError, also if the files are too short: who reads what is not there is killed by SIGBUS."""
     for fd in fds:
         fcntl.lockf(fd, fcntl.LOCK_SH)
     where = places(sizes)
-    whole = _mapped(fds, sum(where[-1]))
+    total = sum(where[-1])
+    end = max((start + size for start, size in where if size), default=0)
+    for fd, first, part in _stripes(fds, total):
+        there = -(-os.fstat(fd).st_size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if there < min(part, end - first):
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+    whole = _mapped(fds, total)
     return [whole[start : start + size] for start, size in where]
 
 

@@ -3,67 +3,71 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pickle
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from nbspawn._protocol import shared_memory
-from nbspawn._protocol.messages import Command, Event
+from nbspawn._protocol import plain, shared_memory
+from nbspawn._protocol.messages import Command, Inspected, RankEvent, Returned
 
 _HEAD = struct.Struct("!QLL")
 _SIZE = struct.Struct("!Q")
 _ATTACHED = 256 * 1024  # bytes: a larger buffer is not sent through the socket
 
 
-def encode(message: Event | Command, attached: list[int] | None = None, command_number: int = 0) -> bytes:
-    """One frame: three numbers in network order (the length of the rest of the frame, the number of buffers in a
-    separate file, the command number), the sizes of these buffers, and the pickled message.
+def encode_command(command: Command) -> bytes:
+    """A frame for a rank, which the kernel may have run anything."""
+    return _frame(pickle.dumps(command, protocol=5))
+
+
+def encode_event(event: RankEvent, command_number: int, attached: list[int] | None = None) -> bytes:
+    """A frame for the kernel: three numbers in network order (the length of the rest of the frame, the number of
+    buffers in a separate file, the command number), the sizes of these buffers, and the pickled parts of the event
+    (plain.py).
 
     A caller that can send descriptors passes ``attached``. Large buffers are then written to a file
-    (_protocol/shared_memory.py) whose descriptor is appended to it, and has to be sent with the frame.
+    (_protocol/shared_memory.py) whose descriptor is appended to it, and has to be sent with the frame. A value for
+    which there can be no file is lost, and says why. Raises NotPlainError.
     """
     large: list[memoryview] = []
+    most = None if attached is None else _ATTACHED
+    body = pickled(RankEvent, event, most, large)
+    if attached is not None and large:
+        try:
+            attached.append(shared_memory.write(large))
+        except OSError as refusal:
+            assert isinstance(event, (Returned, Inspected))
+            size = sum(buffer.nbytes for buffer in large)
+            event = event.lost(f"its {size / 1e6:,.0f} MB could not be written by the rank: {refusal.strerror}")
+            return encode_event(event, command_number)
+    return _frame(body, [buffer.nbytes for buffer in large], command_number)
 
-    def stays_in_frame(buffer: pickle.PickleBuffer) -> bool:
+
+def pickled(declared: Any, value: object, most: int | None = None, large: list[memoryview] | None = None) -> bytes:
+    """The pickled parts of a value of this type (plain.py). Buffers of ``most`` bytes or more are appended to ``large``
+    instead. Raises NotPlainError."""
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if attached is None or raw.nbytes < _ATTACHED:
+        if large is None or most is None or raw.nbytes < most:
             return True
         large.append(raw)
         return False
 
-    body = pickle.dumps(message, protocol=5, buffer_callback=stays_in_frame)
-    if attached is not None and large:
-        attached.append(shared_memory.write(large))
-    sizes = b"".join(_SIZE.pack(buffer.nbytes) for buffer in large)
-    return b"".join((_HEAD.pack(len(sizes) + len(body), len(large), command_number), sizes, body))
+    return pickle.dumps(plain.apart(declared, value), protocol=5, buffer_callback=stays)
 
 
-class _OfRanks(pickle.Unpickler):
-    """Unpickles the messages of ranks, which contain only classes of this package."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for any other class."""
-        if module not in _MODULES_OF_RANKS:
-            raise pickle.UnpicklingError(f"a message of a rank contains a {module}.{name}")
-        return super().find_class(module, name)
+def _frame(body: bytes, sizes: Sequence[int] = (), command_number: int = 0) -> bytes:
+    before = b"".join(map(_SIZE.pack, sizes))
+    return b"".join((_HEAD.pack(len(before) + len(body), len(sizes), command_number), before, body))
 
 
-_MODULES_OF_RANKS = (
-    *("nbspawn._protocol.messages", "nbspawn._protocol.frames", "nbspawn._payload.packing"),
-    *("nbspawn._protocol.collectives", "nbspawn._protocol.memory"),
-    *("nbspawn._protocol.agents", "nbspawn._protocol.gauges", "nbspawn.errors"),  # an agent's
-)
-
-
-def load_of_rank(body: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """The message of a rank, or of the agent that passes it on. Raises UnpicklingError if it contains a class of
-    another package."""
-    return _OfRanks(io.BytesIO(body), buffers=buffers).load()
+load_event = partial(plain.loaded, RankEvent)
+"""The event of a rank, from its parts."""
 
 
 class Decoder:
@@ -76,9 +80,9 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
-        """Yield the messages that ``data`` completes, each with its command number. If the file of a ``Returned``
-        cannot be mapped, the value is lost, and contains the reason. In place of a message that cannot be loaded comes
-        the UnpicklingError."""
+        """Yield the messages that ``data`` completes, each with its command number. If the file of a value cannot be
+        mapped, the value is lost, and contains the reason. In place of a message that cannot be loaded comes the
+        NotPlainError."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             length, count, command_number = _HEAD.unpack_from(self._buffer)
@@ -89,7 +93,7 @@ class Decoder:
             del self._buffer[:end]
             try:
                 message = self._with_buffers(body, count) if count else self._load(body)
-            except pickle.UnpicklingError as error:
+            except plain.NotPlainError as error:
                 message = error
             yield command_number, message
 
@@ -101,14 +105,16 @@ class Decoder:
                 os.close(fd)
 
     def _with_buffers(self, body: bytes, count: int) -> Any:
+        if len(body) < count * _SIZE.size or not self.attached:
+            raise plain.NotPlainError("its buffers are missing")
         sizes = [size for (size,) in _SIZE.iter_unpack(body[: count * _SIZE.size])]
         rest = memoryview(body)[count * _SIZE.size :]
         try:
-            return self._load(rest, buffers=self._mapped(sizes))
+            return self._load(rest, self._mapped(sizes))
         except OSError as refusal:
-            message = self._load(rest, buffers=[b""] * count)
-            reason = f"its {sum(sizes) / 1e6:,.0f} MB could not be received by the kernel: {refusal.strerror}"
-            return replace(message, value=message.value.lost(reason))
+            size = f"{sum(sizes) / 1e6:,.0f} MB"
+            message = self._load(rest, [b""] * count)
+            return message.lost(f"its {size} could not be received by the kernel: {refusal.strerror}")
 
     def _mapped(self, sizes: Sequence[int]) -> list[memoryview]:
         fd = self.attached.popleft()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from nbspawn._protocol import plain
 from nbspawn._protocol.entries import Report
+from nbspawn._protocol.messages import Compared
+from nbspawn._protocol.plain import Buffer
 from nbspawn._rank import namespace
 
 _FILE = "<diff>"
@@ -23,17 +25,21 @@ _data: dict[str, Any] = {}
 
 
 def of_idle(rank: int, question: str, *arguments: Any) -> Any:
-    """The answer of a kept rank that runs nothing else: the expression is of its own variables."""
-    return answer(question, arguments, namespace.of_rank())
+    """The answer of a kept rank that runs nothing else, taken apart: the expression is of its own variables."""
+    return plain.apart(Compared, answer(question, arguments, namespace.of_rank()))
 
 
-def answer(question: str, arguments: Sequence[Any], variables: dict[str, Any]) -> Any:
+def answer(question: str, arguments: Sequence[Any], variables: dict[str, Any]) -> Compared:
     """The answer to a question by its name. Raises what the expression raises."""
-    if question == "evaluate":
-        return _evaluate(variables, *arguments)
     if question == "report":
         return _report()
-    return _chunks(*arguments) if question == "chunks" else forget()
+    if question == "chunks":
+        return _chunks(*arguments)
+    if question == "evaluate":
+        _evaluate(variables, *arguments)
+    else:
+        forget()
+    return None
 
 
 def _evaluate(variables: dict[str, Any], expression: str) -> None:
@@ -55,9 +61,9 @@ def _report() -> Report:
     return Report(tuple(entries[:MOST]), len(entries) > MOST)
 
 
-def _chunks(wanted: Sequence[tuple[str, int]]) -> list[Any]:
+def _chunks(wanted: Sequence[tuple[str, int]]) -> tuple[Buffer, ...]:
     """The bytes of each of these: of the entry of that path the one of that number."""
-    return [pickle.PickleBuffer(_data[path].chunk(number)) for path, number in wanted]
+    return tuple(_data[path].chunk(number) for path, number in wanted)
 
 
 def forget() -> None:

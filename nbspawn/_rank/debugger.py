@@ -22,7 +22,6 @@ from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.outcome import Outcome
 from nbspawn._rank.user_frames import is_rank_code, runs_user_code
-from nbspawn._state.wording import is_echo
 
 _early: list[int] = []
 """Signals that came before the rank could be debugged."""
@@ -55,7 +54,7 @@ def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
     when they quit, or nobody can be asked."""
     if not (info.command.pdb and isinstance(ended, Raised) and isinstance(error, Exception)):
         return
-    if ended.by_quit or is_echo(f"{ended.name}: {ended.message}"):
+    if ended.by_quit or ended.lost_peer:
         return
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_next is not None and runs_user_code(frames.tb_frame):

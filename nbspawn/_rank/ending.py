@@ -35,6 +35,10 @@ _FILE, _RAW, _TEXT = (kind.__base__ or object for kind in (io.IOBase, io.RawIOBa
 _WRITING = 1.0  # seconds in which a rank that has failed writes its files: a disk that hangs must not hide the error
 
 
+_inherited: list[Any] = []
+"""Files that this process has not opened itself, and what else closes itself when it is given up: nobody gives it up
+here, so that a NamedTemporaryFile of the notebook's is not deleted."""
+
 _finalizers: Any = weakref.finalize
 _first_finalizer = -1
 """Finalizers with a greater number are this process's own."""
@@ -62,6 +66,13 @@ def _finalize() -> None:
                 finalizer()
             except Exception:
                 sys.excepthook(*sys.exc_info())
+
+
+def unfreeze() -> None:
+    """Have the garbage collector see what this process has inherited (main.py has frozen it). It stays the other's."""
+    own = set(map(id, gc.get_objects()))
+    gc.unfreeze()
+    _inherited.extend(one for one in _closing(gc.get_objects()) if id(one) not in own)
 
 
 def run() -> None:
@@ -122,13 +133,17 @@ def open_files(namespace: Mapping[str, object]) -> list[Any]:
 def _unwritten() -> list[Any]:
     """What this process has opened, the outermost first: a text file writes to a buffer, and that to the file. (What it
     has inherited is frozen, and no longer among the objects that can be collected.)"""
-    made = gc.get_objects()
-    kinds = {kind for kind in set(map(type, made)) if _writes_itself(kind)}
-    found = [one for one in made if type(one) in kinds] if kinds else []
-    found += open_files(vars(sys.modules["__main__"]))
-    own = {id(part) for stream in _streams() for part in (stream, getattr(stream, "buffer", None))}
-    found = [one for one in {id(one): one for one in found}.values() if id(one) not in own and _is_unwritten(one)]
+    found = [*_closing(gc.get_objects()), *open_files(vars(sys.modules["__main__"]))]
+    others = {id(part) for stream in _streams() for part in (stream, getattr(stream, "buffer", None))}
+    others.update(map(id, _inherited))
+    found = [one for one in {id(one): one for one in found}.values() if id(one) not in others and _is_unwritten(one)]
     return sorted(reversed(found), key=_layer)
+
+
+def _closing(objects: list[Any]) -> list[Any]:
+    kinds = {id(kind): kind for kind in map(type, objects)}  # a metaclass may raise when its hash is asked for
+    closing = {number for number, kind in kinds.items() if _writes_itself(kind)}
+    return [one for one in objects if id(type(one)) in closing] if closing else []
 
 
 def _streams() -> Iterable[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import gc
 import os
 import sys
 import time
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._protocol.messages import Regroup
 from nbspawn._rank import stores
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
@@ -116,7 +114,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     import torch.distributed as dist
 
     store = stores.store(launch, "")
-    _make_group(info, store)
+    make_group(info, store)
     yield
     if dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()
@@ -128,28 +126,8 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
         pass  # one of them has failed
 
 
-def regroup(info: RankInfo, command: Regroup) -> None:
-    """Make the group anew, with every other rank, and have the models that used the old one use it."""
-    info.regrouped = command.number
-    if not command.grouped:
-        return
-    import torch.distributed as dist
-
-    models = []
-    if dist.is_initialized():
-        kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
-        found = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
-        models = [model for model in found if model.process_group is dist.group.WORLD]
-        dist.destroy_process_group()
-    _make_group(info, stores.store(info.launch, str(command.number), command.store))
-    for model in models:
-        # Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled.
-        model.process_group = dist.group.WORLD
-        model.__setstate__(model.__getstate__())
-    gc.collect()  # the old group, with a thread and its sockets, is in a cycle with the traceback of what broke it
-
-
-def _make_group(info: RankInfo, store: Any) -> None:
+def make_group(info: RankInfo, store: Any) -> None:
+    """Make the group of ``--backend``; the ranks meet at ``store``."""
     import torch.distributed as dist
 
     launch = info.launch

@@ -7,21 +7,21 @@ other ranks: of a sharded tensor it is this rank's part.
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import copyreg
 import enum
-import io
 import math
-import pickle
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from nbspawn._payload.diagnosis import one_line
 from nbspawn._protocol.entries import Entry
+from nbspawn._rank import members
 from nbspawn._rank.digests import Contents, Numbers
 
 MOST = 100_000
@@ -29,8 +29,6 @@ MOST = 100_000
 _DEEPEST = 32
 _TEXT = 80  # characters
 _FLAT = "a flat shard of FSDP1, in each rank another"
-
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 Leaf = tuple[Entry, Numbers | Contents | None]
 
@@ -47,7 +45,8 @@ class _Walk:
     def parts(self, path: str, value: Any) -> Iterator[Leaf]:
         """The entries of a value at this path."""
         if id(value) in self._above:
-            yield Entry(path, f"the {type(value).__name__} that it is in"), None
+            levels = len(self._above) - self._above.index(id(value))
+            yield Entry(path, f"the {type(value).__name__} that it is in, {levels} above"), None
         elif len(self._above) >= _DEEPEST:
             yield _unreadable(path, f"nested more than {_DEEPEST} levels deep")
         else:
@@ -66,57 +65,106 @@ class _Walk:
             yield from self._tensor(path, value)
         elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             yield from self._array(path, value, numpy)
-        elif isinstance(value, _NAMED):
-            text = _qualified(value)
-            yield _leaf(path, kind, Contents(text.encode()), _cut(text))
+        elif isinstance(value, (type, types.ModuleType)):
+            yield _named(path, kind, value)
+        elif isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+            yield from self._function(path, kind, value)
         elif (data := _scalar(value)) is not None:
             yield _leaf(path, kind, data, _short(value))
+            if not isinstance(value, enum.Enum):
+                yield from self._more(path, value)
         elif pandas is not None and isinstance(value, (pandas.Series, pandas.Index, pandas.DataFrame)):
             yield from self._table(path, value, pandas)
         elif isinstance(value, torch.Generator):
             yield from self._inside(path, f"Generator on {value.device.type}", [(".get_state()", value.get_state())])
         elif isinstance(value, torch.nn.Module):
-            named = [*value.named_parameters(), *value.named_buffers()]
+            named = [*value.named_parameters(), *value.named_buffers(), *_extra_states(value)]
             yield from self._inside(path, kind, [(f".{name}", tensor) for name, tensor in named])
         elif isinstance(value, torch.optim.Optimizer):
             yield from self._optimizer(path, value)
         elif isinstance(value, Mapping):
-            keyed = enumerate(list(value.items()))
-            items = [(f"[{_key(key, number)}]", element) for number, (key, element) in keyed]
-            yield from self._inside(path, kind, items)
+            keys = list(value)
+            items = [(f"[{members.named_by(key, number)}]", value[key]) for number, key in enumerate(keys)]
+            others = [(f".keys()[{number}]", key) for number, key in enumerate(keys) if not members.is_plain(key)]
+            yield from self._inside(path, kind, [*items, *others, *members.attributes(value)])
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            named = list(zip(value._fields, value, strict=True))
-            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
-        elif isinstance(value, (list, tuple)):
-            yield from self._inside(path, kind, ((f"[{number}]", element) for number, element in enumerate(value)))
+            items = [(f".{name}", element) for name, element in zip(value._fields, value, strict=True)]
+            yield from self._inside(path, kind, [*items, *members.attributes(value)])
+        elif isinstance(value, (list, tuple, collections.deque)):
+            items = [(f"[{number}]", element) for number, element in enumerate(value)]
+            if isinstance(value, collections.deque):
+                kind += f" of at most {value.maxlen}" if value.maxlen is not None else ""
+            yield from self._inside(path, kind, [*items, *members.attributes(value)])
         elif isinstance(value, (set, frozenset)):
             together = b"".join(sorted(self._digest(element) for element in value))
             shown = (
                 "{" + ", ".join(sorted(map(_short, value))) + "}" if len(value) < _TEXT else f"{len(value)} elements"
             )
             yield _leaf(path, kind, Contents(together), _cut(shown))
-        elif callable(getattr(value, "state_dict", None)):
+            yield from self._more(path, value)
+        elif callable(getattr(type(value), "state_dict", None)):
             yield from self._inside(path, kind, [(".state_dict()", value.state_dict())])
-        elif dataclasses.is_dataclass(value):
-            named = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
-        elif hasattr(value, "__dict__") and _has_no_other_state(type(value)):
-            named = list(vars(value).items())
-            yield from self._inside(path, kind, [(f".{name}", element) for name, element in named])
         else:
-            yield _leaf(path, kind, Contents(_pickled(value)), _short(value))
+            yield from self._object(path, kind, value)
+
+    def _function(self, path: str, kind: str, function: Any) -> Iterator[Leaf]:
+        """By its name; one that is not to be found under that also by its code, and what it brings along. Not by the
+        globals that it uses."""
+        yield _named(path, kind, function)
+        owner = getattr(function, "__self__", None)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            yield from self.parts(f"{path}.__self__", owner)
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType) or members.is_importable(function):
+            return
+        yield _leaf(f"{path}.__code__", "code", Contents(self._digest(members.contents_of(function.__code__))))
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        items = [(f"__closure__[{name!r}]", cell.cell_contents) for name, cell in cells if members.is_bound(cell)]
+        items += [(name, getattr(function, name)) for name in ("__defaults__", "__kwdefaults__", "__dict__")]
+        for name, brought in items:
+            if name.startswith("__closure__") or brought:
+                yield from self.parts(f"{path}.{name}", brought)
+
+    def _object(self, path: str, kind: str, value: Any) -> Iterator[Leaf]:
+        """By what it would be made of again: https://docs.python.org/3/library/pickle.html#object.__reduce__"""
+        if members.has_no_other_state(type(value)):
+            yield from self._inside(path, kind, members.attributes(value))
+            return
+        reducer = copyreg.dispatch_table.get(type(value))
+        made: Any = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+        if isinstance(made, str):
+            yield _leaf(path, kind, Contents(made.encode()), _cut(made))
+            # A function of the notebook under lru_cache: by what it wraps, too.
+            if hasattr(value, "__qualname__") and not members.is_importable(value):
+                yield from self._more(path, value)
+            return
+        function, arguments, state, elements, pairs = (*made, None, None, None)[:5]
+        if state is None and elements is None and pairs is None and all(_scalar(one) is not None for one in arguments):
+            yield _leaf(path, kind, Contents(self._digest((_qualified(function), arguments))), _short(value))
+            return
+        items = [(f".__reduce__()[1][{number}]", argument) for number, argument in enumerate(arguments)]
+        items = [(".__reduce__()[0]", function), *items, (".__reduce__()[2]", state)]
+        items += [(f"[{number}]", element) for number, element in enumerate(elements or ())]
+        items += [(f"[{members.named_by(key, number)}]", element) for number, (key, element) in enumerate(pairs or ())]
+        yield from self._inside(path, kind, items)
+
+    def _more(self, path: str, value: Any) -> Iterator[Leaf]:
+        """What else a subclass of a builtin type has."""
+        for name, attribute in members.attributes(value):
+            yield from self.parts(path + name, attribute)
 
     def _inside(self, path: str, kind: str, items: Iterable[tuple[str, Any]]) -> Iterator[Leaf]:
         yield Entry(path, kind, leaf=False), None
-        for name, element in items:
+        for name, element in members.numbered(items):
             yield from self.parts(path + name, element)
 
     def _digest(self, value: Any) -> bytes:
         """Of a value as a whole, for what has no order."""
-        found = b"\0".join(
-            f"{entry.path}\0{entry.kind}\0".encode() + entry.digests for entry, _ in self.parts("", value)
-        )
-        return Contents(found).digests()[0]
+        found = [entry for entry, _ in self.parts("", value)]
+        if why := next((entry.skipped for entry in found if entry.skipped), ""):
+            raise TypeError(why)
+        each = (f"{entry.path}\0{entry.kind}\0".encode() + entry.digests for entry in found)
+        return Contents(b"\0".join(each)).digests()[0]
 
     # ------------------------------------------------------------ of torch
 
@@ -129,7 +177,8 @@ class _Walk:
         saved = optimizer.state_dict()
         for number, (key, state) in enumerate(saved.pop("state").items()):
             if key not in flat:
-                yield from self.parts(f"{path}.state[{_key(key, number)}]", state)
+                yield from self.parts(f"{path}.state[{members.named_by(key, number)}]", state)
+        saved["param_groups"] = optimizer.param_groups  # a state dict has the parameters' numbers only
         for name, element in saved.items():
             yield from self.parts(f"{path}.{name}", element)
 
@@ -155,6 +204,11 @@ class _Walk:
     # ------------------------------------------------------------ of numpy and pandas
 
     def _array(self, path: str, value: Any, numpy: Any) -> Iterator[Leaf]:
+        if isinstance(value, numpy.ma.MaskedArray):
+            mask = numpy.ma.getmaskarray(value)
+            named = [(".mask", mask), (".filled(0)", numpy.ma.filled(value, numpy.zeros((), value.dtype)[()]))]
+            yield from self._inside(path, f"masked {value.dtype}", named)
+            return
         array, text = numpy.asarray(value), _short(value.item()) if value.size == 1 else ""
         kind = f"{array.dtype}[{', '.join(map(str, array.shape))}] array" if array.ndim else str(array.dtype)
         if array.dtype.names:
@@ -170,16 +224,41 @@ class _Walk:
             yield from self._inside(path, kind, [(".tolist()", array.tolist())])
         else:
             yield _leaf(path, kind, Contents(array.tobytes()), text)
+        if type(value).__module__.partition(".")[0] != "numpy":
+            yield from self._more(path, value)
 
     def _table(self, path: str, table: Any, pandas: Any) -> Iterator[Leaf]:
-        """By a hash of each row: of a column, where there are any."""
-        hashed: Callable[[Any], Any] = pandas.util.hash_pandas_object
-        if not isinstance(table, pandas.DataFrame):
-            yield _leaf(path, f"{type(table).__name__} {table.dtype}[{len(table)}]", Contents(hashed(table).to_numpy()))
+        labels = {}
+        if isinstance(table, pandas.DataFrame):
+            yield Entry(path, f"DataFrame[{len(table)}, {len(table.columns)}]", leaf=False), None
+            columns = [(f"[{members.named_by(name, n)}]", table.iloc[:, n]) for n, name in enumerate(table.columns)]
+            labels[".columns"] = table.columns
+        elif isinstance(table, pandas.MultiIndex):
+            yield Entry(path, f"MultiIndex[{len(table)}]", leaf=False), None
+            columns = [(f".get_level_values({n})", table.get_level_values(n)) for n in range(table.nlevels)]
+            labels[".names"] = list(table.names)
+        else:
+            columns = [("", table)]
+            labels[".name"] = table.name
+        for name, column in members.numbered(columns):
+            yield from self._column(path + name, column, pandas)
+        if not isinstance(table, pandas.Index):
+            labels |= {".index": table.index, ".attrs": table.attrs or None}
+        for name, label in labels.items():
+            if label is not None:
+                yield from self.parts(path + name, label)
+
+    def _column(self, path: str, column: Any, pandas: Any) -> Iterator[Leaf]:
+        """Without its index: by a hash of each row, which of objects other than strings is only of their text."""
+        kind = f"{type(column).__name__} {column.dtype}[{len(column)}]"
+        if column.dtype == object and pandas.api.types.infer_dtype(column, skipna=False) != "string":
+            yield from self._inside(path, kind, [(".tolist()", column.tolist())])
             return
-        yield Entry(path, f"DataFrame[{len(table)}, {len(table.columns)}]", leaf=False), None
-        for number, name in enumerate(table.columns):
-            yield from self.parts(f"{path}[{_key(name, number)}]", table.iloc[:, number])
+        hashed = pandas.util.hash_pandas_object(column, index=False)
+        yield _leaf(path, kind, Contents(hashed.to_numpy()))
+        if isinstance(column.dtype, pandas.CategoricalDtype):
+            yield from self.parts(f"{path}.dtype.categories", column.dtype.categories)
+            yield from self.parts(f"{path}.dtype.ordered", column.dtype.ordered)
 
 
 def _leaf(path: str, kind: str, data: Numbers | Contents, text: str = "") -> Leaf:
@@ -191,6 +270,11 @@ def _unreadable(path: str, why: str) -> Leaf:
     return Entry(path, "", skipped=_cut(why)), None
 
 
+def _named(path: str, kind: str, value: Any) -> Leaf:
+    text = _qualified(value)
+    return _leaf(path, kind, Contents(text.encode()), _cut(text))
+
+
 def _qualified(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".lstrip(".")
 
@@ -198,7 +282,7 @@ def _qualified(value: Any) -> str:
 def _scalar(value: Any) -> Numbers | Contents | None:
     """The data of a plain value; None for any other."""
     if isinstance(value, enum.Enum):
-        return Contents(f"{type(value).__qualname__}.{value.name}".encode())
+        return Contents(f"{type(value).__qualname__}.{members.member(value)}".encode())
     if isinstance(value, (bool, type(None))):
         return Contents(str(value).encode())
     if isinstance(value, int):
@@ -217,19 +301,10 @@ def _scalar(value: Any) -> Numbers | Contents | None:
     return None
 
 
-def _has_no_other_state(kind: type) -> bool:
-    """Is an object's state in its ``__dict__``? A class that is written in C (functools.partial) says by its own
-    ``__reduce__`` what else it has."""
-    return all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
-
-
-def _pickled(value: Any) -> bytes:
-    """By value: without the memo, which shows whether two equal parts are one object."""
-    stream = io.BytesIO()
-    pickler = pickle.Pickler(stream, 5)
-    pickler.fast = True
-    pickler.dump(value)
-    return stream.getvalue()
+def _extra_states(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield f"{name}.get_extra_state()".lstrip("."), part.get_extra_state()
 
 
 def _kind(tensor: Any) -> str:
@@ -300,14 +375,6 @@ def _sharded(path: str, kind: str, tensor: Any) -> Leaf:
     entry, _ = _leaf(path, kind, local, "")
     part = ", ".join(str(coordinate[dimension]) for dimension in sharded)
     return entry._replace(part=part, parts=math.prod(mesh.size(dimension) for dimension in sharded)), local
-
-
-def _key(key: Any, number: int) -> str:
-    """A key of a dict; of one without a plain repr, its number."""
-    plain = (str, int, float, bool, bytes, type(None))
-    if isinstance(key, plain) or (isinstance(key, tuple) and all(isinstance(part, plain) for part in key)):
-        return repr(key)
-    return str(key) if isinstance(key, enum.Enum) else f"<{type(key).__name__} {number}>"
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nbspawn._payload import packing
 from nbspawn._payload.diagnosis import one_line
 from nbspawn._protocol.messages import Inspect, Inspected
 from nbspawn._rank import compared, pdb_methods
@@ -17,7 +16,7 @@ def answer(rank: int, asked: Inspect) -> Inspected:
     active = True
     try:
         value = compared.answer(asked.question, asked.arguments, pdb_methods.rank.variables)
-        return Inspected(rank, asked.number, packing.Value.of(value))
+        return Inspected(rank, asked.number, value)
     except (Exception, SystemExit) as error:
         return Inspected(rank, asked.number, None, one_line(error))
     finally:

@@ -15,8 +15,6 @@ from typing import NoReturn
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import (
     UNGROUPED,
-    Close,
-    Event,
     Imported,
     Leaving,
     Loaded,
@@ -41,12 +39,14 @@ from nbspawn._rank import (
     process,
     prompts,
     questions,
+    regrouped,
     sampler,
     seeds,
     settings,
     stacks,
     stdio,
     stuck,
+    traced,
     variables,
 )
 from nbspawn._rank.channel import Channel
@@ -94,6 +94,7 @@ def main(rank: int, launch: Launch) -> None:
     if launch.method != "spawn":
         ending.begin()
     if launch.method == "fork":
+        traced.leave()
         process.close_kernel_sockets(launch.foreign)
         namespace.inherited = True
         settings.adjust(launch.settings)
@@ -127,6 +128,7 @@ def main(rank: int, launch: Launch) -> None:
         while launch.keep and not isinstance(ended, Leaving):
             for end in info.on_end:
                 end()
+            channel.end()
             channel.send(ended)
             if not _next(info, channel):
                 break
@@ -153,27 +155,28 @@ def _next(info: RankInfo, channel: Channel) -> bool:
             return False
         if isinstance(command, Regroup):
             try:
-                environment.regroup(info, command)
+                regrouped.regroup(info, command)
             except Exception as error:
                 info.ungrouped = error  # the rank's variables are still good
         elif isinstance(command, (RunCell, RunFunction)):
             info.begin(command)
-            channel.command_number = command.command_number
+            channel.begin(command.command_number)
             info.interrupts.begin(command.interrupts)
             for begin in info.on_begin:
                 begin()
             if command.debug:
                 debugger.break_soon()
             return True
-        elif isinstance(command, Close):
+        else:
             return False
-        # Else it is the answer to a question that somebody has stopped.
 
 
 def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
     """Run the command, and say when it began, and what it has imported."""
     ready = time.monotonic()
     ended = _run(info, channel)
+    if not channel.own:
+        _end_forked(ended)
     if info.rank < _TELLING and (modules := info.imported.take()):
         channel.send(Imported(info.rank, modules))
     if info.launch.keep and (files := info.own.take()):
@@ -238,7 +241,7 @@ def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:
         return outcome.failed(info.rank, error, skip=__file__)
 
 
-def _leave(channel: Channel, ended: Event) -> NoReturn:
+def _leave(channel: Channel, ended: outcome.Outcome) -> NoReturn:
     """Report, have open files written, and be gone: no ``atexit``, no ``finally`` of a library, no thread that could
     wait for a peer."""
     stdio.flush()
@@ -247,7 +250,21 @@ def _leave(channel: Channel, ended: Event) -> NoReturn:
         action()
     ending.write_soon()
     channel.close()
-    ending.leave(1 if isinstance(ended, Raised) else getattr(ended, "code", 0))
+    ending.leave(_exit_code(ended))
+
+
+def _end_forked(ended: outcome.Outcome) -> NoReturn:
+    """A process that the user's code has forked comes to the cell's end, and ends as at the end of a script. What
+    became of the cell there is not the rank's answer."""
+    if isinstance(ended, Raised):
+        print(ended.traceback, end="", file=sys.stderr)
+    elif isinstance(ended, Returned):
+        ending.run()
+    ending.leave(_exit_code(ended))
+
+
+def _exit_code(ended: outcome.Outcome) -> int:
+    return 1 if isinstance(ended, Raised) else getattr(ended, "code", 0)
 
 
 def _forget_event_loop() -> None:

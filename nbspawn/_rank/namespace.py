@@ -50,16 +50,21 @@ def _own_names_stay() -> Iterator[None]:
     """While something is loaded that the kernel has sent."""
     namespace = of_rank()
     before = dict(namespace)
-    yield
-    for name, value in list(namespace.items()):
-        had = before.get(name, _NOTHING)
-        if had is value:
-            continue
-        if had is _NOTHING or had is _received.get(name, _NOTHING):
-            _replace(had, value)
-            _received[name] = value
-        else:
-            namespace[name] = had
+    came: dict[str, Any] = {}
+    try:
+        yield
+    finally:  # it may have failed, or been stopped, half way
+        for name, value in list(namespace.items()):
+            had = before.get(name, _NOTHING)
+            if had is value:
+                continue
+            if had is _NOTHING or had is _received.get(name, _NOTHING):
+                came[name] = value
+            else:
+                namespace[name] = had
+    for name, value in came.items():
+        _replace(before.get(name, _NOTHING), value)
+        _received[name] = value
 
 
 def bind(rank: int, variables: dict[str, Any]) -> None:

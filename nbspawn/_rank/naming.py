@@ -15,6 +15,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
+from nbspawn._rank import ending
 from nbspawn._rank.tensors import attributes, type_text
 
 _ELEMENTS = 100_000  # of one container, among which an object is searched for
@@ -43,7 +44,7 @@ def container(place: tuple[object, ...]) -> str:
 def holder(thing: object) -> str:
     """What holds an object: 'a list in class Cache', 'a dict in mylib.cache', 'a local variable of train()'. '' if the
     process has too many objects."""
-    gc.unfreeze()  # otherwise what a rank has inherited is not seen (_rank/main.py)
+    ending.unfreeze()  # otherwise what a rank has inherited is not seen
     if len(gc.get_objects()) > _SCANNED:
         return ""
     modules = {id(attributes(module)): name for name, module in list(sys.modules.items())}

@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from nbspawn._payload import packing
 from nbspawn._protocol.messages import Leaving, Raised, Returned
 from nbspawn._rank import recorder, stdio
+from nbspawn._rank.lost_peer import has_lost_peer
 
 Outcome = Returned | Raised | Leaving
 
+
+# What a user's class cannot override.
+_name_of = type.__dict__["__name__"].__get__
+_frames_of = BaseException.__dict__["__traceback__"].__get__
 
 _NAME = 200  # characters of the name of its class
 _MESSAGE = 2000  # characters of an exception's own text
@@ -21,9 +27,9 @@ _WHOLE = 60_000  # characters of a traceback
 
 
 def returned(rank: int, value: object) -> Returned | Raised:
-    """The event for a value, which is sent packed, or as text if it cannot be (packing.Value). If the rank's output is
-    not completely in its log, the rank has failed."""
-    packed = packing.Value.of(value)
+    """The event for a value, which is sent packed, or as text if it cannot be. If the rank's output is not completely
+    in its log, the rank has failed."""
+    packed = packing.Value.of(value).result
     if (lost := stdio.flush()) is not None:
         text = f"the last output of this rank could not be written to its log: {lost.strerror}. "
         text += "Free some space, or give --log-dir (log_dir) a directory that has some."
@@ -52,13 +58,18 @@ def failed(
             code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255
             return Leaving(rank, moment, code, "", stdio.log_offset()) if code else returned(rank, None)
         return Leaving(rank, moment, 1, _text(error.code), stdio.log_offset())
-    frames = _without(error.__traceback__, skip)
-    lines = _bounded([*traceback.format_exception(type(error), error, frames), *(f"{line}\n" for line in variables)])
+    name, frames = _cut(str.__str__(_name_of(type(error))), _NAME), _without(_frames_of(error), skip)
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+    except Exception:  # a user's class may raise at any attribute; the error must still be reported
+        lines = [*traceback.format_tb(frames), f"{name}: {_text(error)}\n"]
+    lines = _bounded([*lines, *(f"{line}\n" for line in variables)])
     rendered = rendered and tuple(_bounded([*rendered, *variables]))
     line = _innermost_line(frames, cell) if cell is not None else None
-    name, text = _cut(str.__str__(type(error).__name__), _NAME), "".join(lines)
-    recorded = recorder.if_raised_in_collective(error)
-    return Raised(rank, moment, name, _text(error), text, rendered, line, stdio.log_offset(), recorded)
+    lost, recorded = False, None
+    with suppress(Exception):
+        lost, recorded = has_lost_peer(error), recorder.if_raised_in_collective(error)
+    return Raised(rank, moment, name, _text(error), "".join(lines), rendered, line, stdio.log_offset(), lost, recorded)
 
 
 def _text(value: object) -> str:

@@ -60,6 +60,10 @@ def die_with_kernel(lifeline: Path) -> None:
         fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+        # An end that came before that is told by no signal, nor by poll() if it came before this end was opened.
+        with suppress(BlockingIOError):
+            if not os.read(fd, 1):
+                os.killpg(os.getpgrp(), signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(fd,), name="nbspawn-lifeline", daemon=True).start()
 

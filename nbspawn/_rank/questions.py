@@ -4,7 +4,6 @@ that has released Python's lock."""
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,7 +35,7 @@ def answering(info: RankInfo, channel: Channel) -> Iterator[None]:
             _log.exception("the question about %s cannot be answered", question)
             value = None
         with suppress(OSError):  # a full disk: the rank then counts as one that does not answer
-            questions.write_answer(info.launch.files.answer(info.rank), pickle.dumps((number, value)))
+            questions.write_answer(info.launch.files.answer(info.rank), number, value)
 
     info.on_look.append(look)
     yield

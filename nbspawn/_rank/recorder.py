@@ -8,19 +8,21 @@ send and recv are not recorded: for these the main thread's frame tells what it 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from nbspawn._protocol import plain
 from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import Frame
 from nbspawn._rank.imports import is_library
+from nbspawn._rank.lost_peer import raised_in_collective
 from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
 
 _log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ _GROUPS = 32
 _FRAMES = 4  # of the user's code: the outermost, and the innermost others
 _TENSORS = 3
 _ACCESS = ("_dump_fr_trace", "_dump_nccl_trace")  # of gloo, and of NCCL in a build for CUDA
-_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_MARKED = 0.2  # seconds within which a call that has ended is marked as ended
 
 _DTYPES = {
     "Byte": "uint8",
@@ -66,10 +68,10 @@ def report() -> Collectives | None:
 def if_raised_in_collective(error: BaseException) -> Collectives | None:
     """The report, if this error comes from torch.distributed; None for another error."""
     raised = error.__traceback__
-    if raised is None or not any(_may_raise(frame) for frame, _ in traceback.walk_tb(raised)):
+    if not raised_in_collective(error):
         return None
     try:
-        entries = _entries()
+        entries = _settled_entries()
         lines = {(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised)}
         if entries and any(frame[:2] in lines for frame in _users(_frames(entries[-1]))[-1:]):
             entries[-1]["retired"] = False  # it has ended, but not well
@@ -77,11 +79,6 @@ def if_raised_in_collective(error: BaseException) -> Collectives | None:
     except Exception:
         _log.exception("the recorder cannot be read")
         return None
-
-
-def _may_raise(frame: FrameType) -> bool:
-    """Is it torch.distributed's? DistributedDataParallel's collectives have no frame of their own."""
-    return _DISTRIBUTED in frame.f_code.co_filename or frame.f_code.co_name == "backward"
 
 
 def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
@@ -94,7 +91,8 @@ def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
         ranks = sorted(members := world.pg_group_ranks[group], key=members.__getitem__)
         calls = _calls_of(name, group, entries)
         groups.append(GroupCalls(name, group.group_desc, tuple(ranks), tuple(map(_call, calls[-_CALLS:]))))
-    return Collectives(dist.get_rank(), tuple(groups), _transfer(dist))
+    # torch keeps what a user gives as ranks and tags, such as NumPy's numbers.
+    return plain.copy(Collectives, Collectives(dist.get_rank(), tuple(groups), _transfer(dist)))  # type: ignore[no-any-return]
 
 
 def _entries() -> list[dict[str, Any]]:
@@ -108,6 +106,21 @@ def _entries() -> list[dict[str, Any]]:
             with _without_inductor(torch):
                 found += pickle.loads(dump(True, True, False)).get("entries", ())
     return found
+
+
+def _is_pending(entry: Mapping[str, Any]) -> bool:
+    return not entry["retired"] and entry["state"] != "completed"
+
+
+def _settled_entries() -> list[dict[str, Any]]:
+    """The same, once the calls before the last one are marked as ended: gloo's thread marks a call after it has let the
+    caller go on, which may have raised in the next by then. An asynchronous one is waited for in vain."""
+    end = time.monotonic() + _MARKED
+    while True:
+        entries = _entries()
+        if not any(map(_is_pending, entries[:-1])) or time.monotonic() >= end:
+            return entries
+        time.sleep(0.002)
 
 
 @contextmanager
@@ -149,7 +162,8 @@ def _call(entry: Mapping[str, Any]) -> Call:
         _tensors(entry["input_sizes"], entry["input_dtypes"]),
         _tensors(entry["output_sizes"], entry["output_dtypes"]),
         _users(_frames(entry)),
-        not entry["retired"] and entry["state"] != "completed",
+        _is_pending(entry),
+        time.time() - entry["time_created_ns"] / 1e9,
     )
 
 

@@ -7,12 +7,16 @@ are sent over the channel.
 
 from __future__ import annotations
 
+import ast
+import itertools
 import linecache
+import logging
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -24,6 +28,8 @@ from nbspawn._rank.channel import Channel
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.stacks import OtherThreads
+
+_log = logging.getLogger(__name__)
 
 # Seconds between two samples: while the command is young (a short one has a profile too), and afterwards. Samples are
 # taken, and sent, at multiples of these on the clock that all processes share: ranks in lock-step are then delayed at
@@ -50,8 +56,13 @@ COLLECTIVES = frozenset(
     "send_object_list split_group".split()
 )
 # DistributedDataParallel's backward waits for other ranks in C++, without a Python frame. So does wait() of what an
-# asynchronous collective has returned. They are assumed to wait when the thread has not computed for a while.
-_MAY_WAIT = frozenset({"backward", "wait"})
+# asynchronous collective has returned (torch's Work, not a process or a thread). They are assumed to wait when the
+# thread has not computed for a while. So are DistributedDataParallel's own functions: its forward sends buffers, its
+# constructor compares shapes of parameters.
+_AUTOGRAD = os.path.join("torch", "autograd", "__init__.py"), os.path.join("torch", "autograd", "graph.py")
+_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_WAITS = re.compile(r"(?<![\w.\])])([A-Za-z_][\w.]*)\.wait\(")
+_DDP = os.path.join("torch", "nn", "parallel", "distributed.py"), os.path.join("torch", "distributed", "utils.py")
 _IDLE = 1.0  # seconds without processor time
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
@@ -70,6 +81,7 @@ def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
 
     def end() -> None:
         if thread.is_alive():
+            sampler.gauges.write(time.monotonic())  # the thread may be too late
             sampler.running.release()
             thread.join(_LAST_MESSAGE)
 
@@ -101,6 +113,7 @@ class Sampler:
         self._looked = 0.0
         self._command = 0
         self._paused = False
+        self._failed = False
         self._lock = threading.Lock()
 
     def pause(self) -> None:
@@ -125,8 +138,13 @@ class Sampler:
                 if self.running.acquire(timeout=_PAUSED):
                     return
                 self._call_looks(waits=False)
-            elif self._watch(self._command):
-                return
+            else:
+                try:
+                    if self._watch(self._command):
+                        return
+                except Exception:  # without the thread there would be no sign of life, and no answer to any question
+                    _log.log(logging.DEBUG if self._failed else logging.ERROR, "a sample has failed", exc_info=True)
+                    self._failed = True
 
     def _watch(self, command: int) -> bool:
         """Sample one command, until it has ended or another one runs; True if the rank ends."""
@@ -144,7 +162,7 @@ class Sampler:
             with self._lock:
                 if self._paused or self._command != command:
                     return False
-                here, fresh = self._position()
+                here, fresh, may_wait = self._position(idle=now - idle_since >= _IDLE)
                 self._others.write_if_requested()
                 if now // _MEASURE > measured // _MEASURE:
                     measured = now
@@ -156,7 +174,8 @@ class Sampler:
                     seen, since = here, self._looked
                 if worked or since == self._looked:
                     idle_since = now
-                here = _waiting(here) if now - idle_since >= _IDLE else here
+                if may_wait and now - idle_since >= _IDLE:
+                    here = here._replace(call=here.call or may_wait, collective=True)
                 self._at = (here, since)
                 self._spend(here, now - self._looked)
                 self._looked = now
@@ -165,13 +184,15 @@ class Sampler:
                 if now // due > sent_at // due and self._send():
                     sent, sent_at = self._at, now
             self._call_looks(here.collective or now - idle_since >= _IDLE)
-        self.gauges.write(time.monotonic())
         self._send()
         return True
 
     def _call_looks(self, waits: bool) -> None:
         for look in self._info.on_look:
-            look(waits)
+            try:
+                look(waits)
+            except Exception:  # the thread has more to do, and the user's code nothing to do with it
+                _log.exception("rank %d: %r has failed", self._rank, look)
 
     def _spend(self, position: Position, seconds: float) -> None:
         if self._spent and (self._spent[-1][0] == position or len(self._spent) == _UNSENT):
@@ -186,9 +207,11 @@ class Sampler:
             self._spent.clear()
         return sent
 
-    def _position(self) -> tuple[Position, bool]:
-        """The main thread's position, and whether its innermost library call has begun since the last sample."""
+    def _position(self, idle: bool) -> tuple[Position, bool, str]:
+        """The main thread's position, whether its innermost library call has begun since the last sample, and, if it
+        is ``idle``, in what it may wait for other ranks though no collective is to be seen; '' if in nothing."""
         frame: FrameType | None = sys._current_frames().get(self._main or 0)
+        innermost = frame
         below: list[FrameType] = []
         mine: list[Frame] = []
         while frame is not None:
@@ -213,7 +236,8 @@ class Sampler:
                 call, collective = name, True
             elif not collective and name not in _WRAPPERS and not name.startswith("_"):
                 call = name
-        return Position(frames, call, collective), bool(below) and _first_seen(below[-1])
+        may_wait = _may_wait(innermost, below) if idle and innermost is not None and not collective else ""
+        return Position(frames, call, collective), bool(below) and _first_seen(below[-1]), may_wait
 
     def _is_own(self, file: str) -> bool:
         own = self._own.get(file)
@@ -223,14 +247,53 @@ class Sampler:
         return own
 
 
-def _waiting(position: Position) -> Position:
-    """The position, with ``collective`` set if an idle rank in a process group probably waits for other ranks."""
+def _may_wait(innermost: FrameType, below: Sequence[FrameType]) -> str:
+    """In what a thread that does not compute may wait for other ranks: ``below`` are the calls of its user's code."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return position
-    if not position.call and position.frames and ".wait(" in linecache.getline(*position.frames[-1][:2]):
-        return position._replace(call="wait", collective=True)
-    return position._replace(collective=position.collective or position.call in _MAY_WAIT)
+        return ""
+    if below and below[0].f_code.co_filename.endswith(_DDP):
+        return "DistributedDataParallel"
+    if any(frame.f_code.co_filename.endswith(_AUTOGRAD) for frame in below):
+        return "backward"
+    if any(frame.f_code.co_name == "wait" and _DISTRIBUTED in frame.f_code.co_filename for frame in below):
+        return "wait"
+    return "wait" if _waits_for_work(innermost, theirs=not below) else ""
+
+
+def _waits_for_work(frame: FrameType, theirs: bool) -> bool:
+    """Is the frame in wait() of a Work? Where that cannot be told, as of a local variable (to ask for those
+    makes a copy, which would keep the frame's tensors alive): is the line the user's?"""
+    source = _running(frame)
+    if ".wait(" not in source:
+        return False
+    unknown = value = object()
+    if (called := _WAITS.search(source)) is not None:
+        first, *others = called[1].split(".")
+        code = frame.f_code
+        if first not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            value = frame.f_globals.get(first, unknown)
+        for name in others:
+            value = getattr(value, "__dict__", {}).get(name, unknown)
+    return theirs if value is unknown else type(value).__module__.startswith("torch")
+
+
+def _running(frame: FrameType) -> str:
+    """The call in which the frame is, without what it calls with (another one on the line may be to a wait()); its line
+    where Python does not tell: before 3.11."""
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno or 0)
+    if not hasattr(code, "co_positions"):
+        return line
+    first, last, start, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if first is None or first != last:
+        return line
+    text = line.encode()[start:end].decode(errors="replace")
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return line
+    return f"{ast.unparse(call.func)}(" if isinstance(call, ast.Call) else text
 
 
 def is_collective(frame: FrameType) -> bool:

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
 from IPython import get_ipython, version_info
@@ -27,6 +28,7 @@ from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
 from nbspawn._rank import debugger, device, front_ends, hosts, namespace, outcome, pdb_methods, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
+from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.json_data import json_ready
 
@@ -123,6 +125,8 @@ class CellRunner:
         self._rendered: list[str] = []
         """The traceback, as the shell has formatted it."""
         self._raised_at: float | None = None
+        self._not_to_be_shown: BaseException | None = None
+        """An error that a library would have shown, and gone on."""
 
     def run(self, variables: Callable[[], Mapping[str, Any]]) -> outcome.Outcome:
         """Run the cell with these variables, which are loaded where an interrupt can end that."""
@@ -155,6 +159,8 @@ class CellRunner:
             shell.user_ns = vars(shell.user_module)
             shell.init_user_ns()
         _learn_sources(shell, command)
+        for alias in command.aliases.items():
+            shell.alias_manager.soft_define_alias(*alias)
         colors = command.colors or _NO_COLORS
         if self._first or shell.colors != colors:
             shell.colors = colors
@@ -175,26 +181,35 @@ class CellRunner:
         }
 
     def _catch_tracebacks(self) -> None:
-        """The cell's own is kept, and those that the cell's code shows itself are shown."""
+        """The cell's own is kept, and those that the user's code shows itself are shown."""
         shell = self._shell
         vars(shell).pop("showtraceback", None)  # of the cell before
         format_and_keep = shell.showtraceback
 
-        def showtraceback(*args: Any, **kwargs: Any) -> None:
-            interrupt = sys.exc_info()[1]
-            if isinstance(interrupt, KeyboardInterrupt) and _is_running(shell.user_global_ns):
-                raise interrupt  # which those who show an error and go on (see _keep) must not keep from the cell
+        def showtraceback(exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+            error, raised = (exc_tuple or sys.exc_info())[1], self._not_to_be_shown
+            if error is not None and _is_running(shell.user_global_ns):
+                asking = sys._getframe(1).f_code
+                goes_on = is_library(asking.co_filename) and asking.co_name not in _RETURN_ERRORS
+                if isinstance(error, KeyboardInterrupt) or goes_on:
+                    self._not_to_be_shown = error
+                    raise error  # %run, %time and a widget's Output show it and go on: peers would wait for this rank
+            elif raised is not None and error is raised:
+                frames = _without_detours(raised.__traceback__)
+                exc_tuple = type(raised), raised.with_traceback(frames), frames
             # Formatting takes longer than a peer needs to fail in its turn, and the first in time is the one to blame.
             self._raised_at = time.monotonic()
             with self._info.interrupts.postponed():
-                format_and_keep(*args, **kwargs)
+                try:
+                    format_and_keep(exc_tuple, *args, **kwargs)
+                except Exception:  # of a class that raises at any attribute
+                    self._rendered = []
 
         shell._showtraceback = self._keep
         shell.showtraceback = showtraceback
 
     def _keep(self, kind: type, error: BaseException, lines: list[str] | str) -> None:
         if _is_running(self._shell.user_global_ns):
-            # `with ipywidgets.Output():`, interact and %run show an error and go on.
             InteractiveShell._showtraceback(self._shell, kind, error, lines)
             return
         self._rendered = [lines] if isinstance(lines, str) else lines
@@ -211,15 +226,31 @@ class CellRunner:
 
 
 def _is_running(namespace: dict[str, Any]) -> bool:
-    """Is the cell's own code being run, below ``CellRunner.run``?"""
+    """Is the cell's own code being run, below ``CellRunner.run``, in this thread?"""
     frame = sys._getframe()
+    running = False
     while frame is not None and frame.f_code is not CellRunner.run.__code__:
-        if frame.f_globals is namespace:
-            return True
+        running = running or frame.f_globals is namespace
         frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return running and frame is not None
 
 
+def _without_detours(traceback: TracebackType | None) -> TracebackType | None:
+    """The way to an error that was raised again by a call of who had caught it: without that call."""
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        before = [entry.tb_frame for entry in entries]
+        if traceback.tb_frame in before:
+            del entries[before.index(traceback.tb_frame) :]
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    for entry in reversed(entries):
+        traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return traceback
+
+
+_RETURN_ERRORS = ("run_code", "run_ast_nodes", "_run_cell")
+"""Parts of IPython's ``run_cell``, which has the error in what it returns."""
 _RUNNER = InteractiveShell.run_code.__code__.co_filename
 
 
@@ -240,7 +271,9 @@ def _name_cells(shell: InteractiveShell, info: RankInfo) -> None:
 
     def name(raw: str, transformed: str, number: int) -> str:
         command = info.command
-        return command.filename if isinstance(command, RunCell) else inherited(raw, transformed, number)
+        if isinstance(command, RunCell) and {raw, transformed} & {command.source, command.transformed}:
+            return command.filename
+        return inherited(raw, transformed, number)  # the cell's code runs another one: %run of a notebook, %rerun
 
     def transform(raw: str) -> str:
         command = info.command
@@ -283,6 +316,7 @@ class RankDisplayPublisher(DisplayPublisher):
         transient = dict(transient or {})
         if "display_id" in transient:
             run = self.info.launch.files.private.name
+            transient["own_id"] = transient["display_id"]
             transient["display_id"] = f"{run}-{self.info.ordinal}-{transient['display_id']}"
         bundle, more, transient = (json_ready(part) for part in (_shown(data), metadata or {}, transient))
         self.channel.send(DisplayData(self.info.rank, bundle, more, transient, bool(update), stdio.log_offset()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import sys
 import threading
@@ -11,8 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from nbspawn._protocol import signals
-from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.frames import Frame, ThreadsAt
 from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.wire import pickled
 from nbspawn._rank import process
 
 _INTERNAL = ("nbspawn-", "pydevd.")
@@ -58,14 +58,14 @@ class OtherThreads:
         self._seen = size
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         main = threading.main_thread().ident
-        found = [
-            (name, _frames(frame))
+        found = tuple(
+            (name, tuple(_frames(frame)))
             for ident, frame in sys._current_frames().items()
             if ident != main and not (name := names.get(ident, "unnamed")).startswith(_INTERNAL)
-        ]
+        )
         whole = self._path.with_suffix(".new")
         try:
-            whole.write_text(json.dumps({"size": size, "threads": found}))
+            whole.write_bytes(pickled(ThreadsAt, (size, found)))
             whole.replace(self._path)
         except OSError:
             pass  # a full disk; the main thread's stack is still available

@@ -132,7 +132,8 @@ def _line_width(run: Run) -> str:
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:
     colour = _COLOURS.get(row.state, QUIET)
-    whole = f"pid {row.ranks[0].pid}" if len(row.ranks) == 1 else "ranks " + ranges(rank.rank for rank in row.ranks)
+    pid = row.ranks[0].pid
+    whole = "ranks " + ranges(rank.rank for rank in row.ranks) if row.ranks[1:] else f"pid {pid}" if pid else ""
     state = f'<span style="color:{colour};{_MARK}">{MARKS[row.state]} </span>{row.state_text}'
     host = f'<tr style="{_ROW}">{_cell("th", escape(clip(row.host, _WIDTH)), "left", f"{_HEAD};overflow:visible")}</tr>'
     return (

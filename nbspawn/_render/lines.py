@@ -18,9 +18,12 @@ from __future__ import annotations
 import codecs
 import re
 from functools import lru_cache
+from itertools import groupby
 
 # Characters in a line; a longer one is broken, so that a rank that never writes a newline needs no memory here.
 _LINE_LIMIT = 64 * 1024
+# Columns of the widest terminal: nothing moves the cursor beyond them.
+_WIDEST = 1000
 # Rows that the cursor can go back over.
 _DEPTH_LIMIT = 64
 
@@ -48,6 +51,9 @@ class LineBuffer:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begin()
+
+    def _begin(self) -> None:
         self._unfinished = ""  # an escape sequence whose end has not come yet
         # A completed row without colour is a plain string until the cursor comes back to it: a flood of lines makes
         # no objects but its lines.
@@ -63,7 +69,7 @@ class LineBuffer:
         """The lines that these bytes completed, and the line that the rank is writing now (both without newline)."""
         self._interpret(self._decoder.decode(data))
         if self._top is not None:
-            return self._take(max(self._top, self._row - _DEPTH_LIMIT)), self._current()
+            return self._take(max(min(self._top, self._row), self._row - _DEPTH_LIMIT)), self._current()
         ready = max(0, self._row - self._depth)
         for index in range(self._row - 1, ready - 1, -1):
             row = self._rows[index]
@@ -73,12 +79,15 @@ class LineBuffer:
         return self._take(ready), self._current()
 
     def finish(self) -> list[str]:
-        """The lines that are still buffered, the unfinished one included: the log, or a cell's part, has ended."""
+        """The lines that are still buffered, the unfinished one included: the log, or a cell's part, has ended.
+
+        What follows begins as an empty cell does, without a colour that was left open.
+        """
         self._interpret(self._decoder.decode(b"", final=True))
         while len(self._rows) > self._row and not _text(self._rows[-1]).strip():
             self._rows.pop()
         lines = self._take(len(self._rows))
-        self._rows, self._row, self._column, self._unfinished, self._top = [_Row()], 0, 0, "", None
+        self._begin()
         return lines
 
     def _take(self, count: int) -> list[str]:
@@ -134,8 +143,8 @@ class LineBuffer:
             self._cursor_row().erase(self._column, "")
             del self._rows[self._row + 1 :]
         elif final == "G":
-            self._column = min(_number(control["params"]) - 1, _LINE_LIMIT)
-            if not self._cursor_row().plain().strip():
+            self._column = min(_number(control["params"]) - 1, max(self._cursor_row().length, _WIDEST) - 1)
+            if not self._cursor_row().ink:
                 self._rows[self._row] = _Row()  # a bar has made way for an ordinary line: see _rank/stdio.py
         elif final == "A":
             self._up(_number(control["params"]))
@@ -178,9 +187,10 @@ class LineBuffer:
                 row.animated, self._returned = True, False
                 if self._top is not None:
                     self._top = self._row
-            elif self._column == 0 and row.length and not row.plain().strip():
+            elif self._column == 0 and row.length and not row.ink:
                 # A cleared bar that an ordinary print comes upon: the row is that print's now.
                 row = self._rows[self._row] = _Row()
+            self._column = min(self._column, max(row.length, _WIDEST))  # an erased row may have been longer
             room = _LINE_LIMIT - self._column
             row.put(self._column, text[:room], self._style)
             self._column += min(len(text), room)
@@ -188,8 +198,8 @@ class LineBuffer:
 
     def _newline(self) -> None:
         row = self._rows[self._row]
-        if isinstance(row, _Row) and not row.animated and not any(style for style, _ in row.runs):
-            self._rows[self._row] = row.plain()
+        if isinstance(row, _Row) and not row.animated and not any(row.styles):
+            self._rows[self._row] = row.text()
         self._row += 1
         self._column, self._returned = 0, False
         if self._row == len(self._rows):
@@ -207,58 +217,70 @@ class LineBuffer:
 
 
 class _Row:
-    """A row that can be overwritten: runs of ``(style, text)``, where a style is an SGR sequence or ""."""
+    """A row that can be overwritten, cell by cell: a character, and its style, which is an SGR sequence or "".
 
-    __slots__ = ("animated", "length", "runs")
+    Whatever the sequences, each costs what it writes, or what was written: progress bars and spinners come back to a
+    row thousands of times.
+    """
+
+    __slots__ = ("_blank", "animated", "chars", "ink", "styles")
 
     def __init__(self, text: str = "") -> None:
-        self.runs = [("", text)] if text else []
-        self.length = len(text)
+        self.chars = list(text)
+        self.styles = [""] * len(text)
+        self.ink = _ink(text)
+        """How many characters are there to be seen."""
         self.animated = False
+        self._blank = 0  # columns that were erased from the start on, and not written to since
+
+    @property
+    def length(self) -> int:
+        return len(self.chars)
 
     def put(self, column: int, text: str, style: str) -> None:
         if column > self.length:
-            self.runs.append(("", " " * (column - self.length)))
-        elif column < self.length:
-            self.runs = [*self._cut(0, column), (style, text), *self._cut(column + len(text), self.length)]
-            self.length = max(self.length, column + len(text))
-            return
-        self.runs.append((style, text))
-        self.length = column + len(text)
+            self.styles += [""] * (column - self.length)
+            self.chars += " " * (column - self.length)
+        end = column + len(text)
+        self.ink += _ink(text) - _ink("".join(self.chars[column:end]))
+        self.chars[column:end] = text
+        self.styles[column:end] = [style] * len(text)
+        self._blank = min(self._blank, column)
 
     def erase(self, column: int, what: str) -> None:
         """``\\x1b[K``: to the end; ``\\x1b[1K``: to the start; ``\\x1b[2K``: all of the row."""
         if what == "1":
-            self.put(0, " " * column, "")
-        else:
-            self.runs = self._cut(0, 0 if what == "2" else column)
-            self.length = sum(len(text) for _, text in self.runs)
+            if (end := min(column, self.length)) > self._blank:
+                self.put(self._blank, " " * (end - self._blank), "")
+                self._blank = end
+            return
+        start = 0 if what == "2" else column
+        self.ink -= _ink("".join(self.chars[start:]))
+        del self.chars[start:], self.styles[start:]
+        self._blank = min(self._blank, start)
 
     def text(self) -> str:
+        plain = "".join(self.chars)
+        if self.animated:  # what a bar left of a longer predecessor is blanked out with spaces, which nobody meant
+            plain = plain.rstrip(" ")
+        if not any(self.styles):
+            return plain
         parts: list[str] = []
-        before = ""
-        # What a bar left of a longer predecessor is blanked out with spaces, which nobody meant to print.
-        for style, text in self._cut(0, len(self.plain().rstrip(" "))) if self.animated else self.runs:
+        before, start = "", 0
+        for style, cells in groupby(self.styles[: len(plain)]):
             if style != before:
                 parts.append("\x1b[0m" + style if before else style)
                 before = style
-            parts.append(text)
+            end = start + sum(1 for _ in cells)
+            parts.append(plain[start:end])
+            start = end
         if before:
             parts.append("\x1b[0m")
         return "".join(parts)
 
-    def plain(self) -> str:
-        return "".join([text for _, text in self.runs])
 
-    def _cut(self, start: int, end: int) -> list[tuple[str, str]]:
-        """The runs of the columns from ``start`` up to ``end``."""
-        cut: list[tuple[str, str]] = []
-        for style, text in self.runs:
-            if part := text[max(start, 0) : max(end, 0)]:
-                cut.append((style, part))
-            start -= len(text)
-            end -= len(text)
-        return cut
+def _ink(text: str) -> int:
+    return sum(map(len, text.split()))
 
 
 def _text(row: _Row | str) -> str:

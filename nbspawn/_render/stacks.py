@@ -70,7 +70,7 @@ def _groups(stacks: Mapping[int, Stack], snapshot: Snapshot) -> Iterator[tuple[s
             yield f"and {left} more stacks, of other ranks", Stack(), ()
             return
         threads = {thread: None for rank in ranks for thread in stacks[rank].threads}
-        state = _state(ranks, snapshot) if answered else _silent(frames, ranks, run)
+        state = _state(ranks, snapshot, frames) if answered else _silent(frames, ranks, run)
         yield f"{name_ranks(ranks)}{state}", Stack(frames), tuple(threads)
 
 
@@ -81,13 +81,24 @@ def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
     return ": starting" if states == {"starting"} else ": not in the cell's code, or stopped by the system"
 
 
-def _state(ranks: list[int], snapshot: Snapshot) -> str:
+def _state(ranks: list[int], snapshot: Snapshot, frames: tuple[Frame, ...]) -> str:
     every = [snapshot.run.ranks[rank] for rank in ranks]
-    waiting = [rank for rank in every if rank.state == "waiting"]
+    # Where it was seen last it need not be any more: what has gone on into a call that holds Python's lock is not seen.
+    waiting = [rank for rank in every if rank.state == "waiting" and _is_at(rank.position.frames, frames)]
     if not waiting:
         return ":"
     longest = max(snapshot.now - rank.called for rank in waiting)
     return f", waiting {duration(longest)} in {waiting[0].position.call}:"
+
+
+def _is_at(position: tuple[Frame, ...], frames: tuple[Frame, ...]) -> bool:
+    """Are ``frames`` a stack through this position? Not by names: IPython's is '<cell line: 3>', faulthandler's may be
+    '<module>'."""
+    if not position:
+        return False
+    at = position[-1]
+    files = at.file, at.file.encode("ascii", "backslashreplace").decode()  # as py-spy and faulthandler write it
+    return any(frame.line == at.line and frame.file in files for frame in frames)
 
 
 def _lines(frames: tuple[Frame, ...], snapshot: Snapshot) -> Iterator[str]:

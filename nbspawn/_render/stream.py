@@ -43,7 +43,6 @@ class MergedStream:
         self._budget = budget
         self._left = budget
         self._over = False
-        self._blocks = False
         self._width = len(f"[0-{nprocs - 1}]" if nprocs > 1 else "[0]")
         self._cut: dict[int, _Cut] = {}
         self._wholes: dict[int, int] = {}
@@ -61,14 +60,16 @@ class MergedStream:
         shown once, ``[0,2-3] line``, after everything that comes before it in any of them. ``blocks``: only where all
         that they have is the same, so that what a debugger shows is not cut into pieces.
         """
-        return self._feed(batch, blocks, None)[0]
+        return self.feed_part(batch, batch, blocks)[0]
 
-    def feed_up_to(self, rank: int, batch: Sequence[Printed], blocks: bool = False) -> tuple[str, list[Printed]]:
-        """The same for all that ``rank`` has in the batch, and what comes before it in others; and what is left."""
-        return self._feed(batch, blocks, rank)
-
-    def _feed(self, batch: Sequence[Printed], blocks: bool, only: int | None) -> tuple[str, list[Printed]]:
-        self._blocks = blocks
+    def feed_part(
+        self, part: Sequence[Printed], batch: Sequence[Printed], blocks: bool = False
+    ) -> tuple[str, list[Printed]]:
+        """The same for this part of the batch, the first lines of some ranks, and for what others have of these lines
+        and before them; and what is left of the batch."""
+        ends: dict[int, int] = {}
+        for event in part:
+            ends[event.rank] = ends.get(event.rank, 0) + len(event.lines)
         lines: dict[int, list[str]] = {}
         for event in sorted(batch, key=lambda event: event.rank):
             lines.setdefault(event.rank, []).extend(event.lines)
@@ -77,10 +78,10 @@ class MergedStream:
         self._groups = {}
         shown = dict.fromkeys(lines, 0)  # how many lines of each rank are done with
         text: list[str] = []
-        for rank in lines if only is None else {only} & lines.keys():
-            self._show(rank, len(lines[rank]), lines, shown, text)
+        for rank in lines:
+            self._show(rank, ends.get(rank, 0), lines, shown, text)
         rest = {rank: own[shown[rank] :] for rank, own in lines.items() if shown[rank] < len(own)}
-        if only is not None and not self._over:
+        if not self._over:
             return "".join(text), [Printed(rank, tuple(own), "") for rank, own in rest.items()]
         for rank, own in rest.items():
             self._cut.setdefault(rank, _Cut()).add(own)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import InputReply
+from nbspawn._rank import traced
 from nbspawn._render import text
 from nbspawn._results import Results
 from nbspawn._session import views
@@ -149,7 +150,7 @@ class BackgroundRun:
         self._callbacks: list[Callable[[BackgroundRun], object]] = []
         self._lock = threading.Lock()
         """A callback that is added while the run ends is called once."""
-        self._thread = threading.Thread(target=self._run, name="nbspawn-background", daemon=True)
+        self._thread = traced.thread(self._run, "nbspawn-background")
         self._thread.start()
 
     def _run(self) -> None:
@@ -157,7 +158,10 @@ class BackgroundRun:
             self._results = self._finish()
         except BaseException as error:
             self._error = error
-            self._shown.show_error(error_text(error))
+            try:
+                self._shown.show_error(error_text(error))
+            except Exception:  # whoever waits for the result gets it all the same
+                _log.exception("the error of a background run cannot be shown")
         with self._lock:
             self._ended = True
         for callback in self._callbacks:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._protocol.entries import CHUNK, DIGEST
+from nbspawn._protocol.messages import Compared
 from nbspawn._rank import compared
 from nbspawn._render import agreement as rendered
+from nbspawn._results import answers
 from nbspawn._session import elements, views
 from nbspawn._session.elements import Tolerance
 from nbspawn._session.options import CommandOptions
@@ -87,6 +89,8 @@ def parse(text: str) -> tuple[str, Tolerance]:
     while option := re.match(rf"{_OPTION}(?:\s+|$)", expression) or re.search(rf"(?:\s+|^){_OPTION}$", expression):
         found[option["name"]] = option["value"]
         expression = (expression[: option.start()] + expression[option.end() :]).strip()
+    if bare := re.search(r"(?:^|\s)--(rtol|atol)$", expression):
+        raise UsageError(f"--{bare[1]} needs a number: `--{bare[1]} 1e-6`")
     return checked(expression, **found)
 
 
@@ -124,7 +128,7 @@ def of_idle(pool: Pool, ranks: Sequence[int], expression: str, tolerance: Tolera
 
     def asked(question: Question) -> Mapping[int, Any]:
         job = FunctionJob(compared.of_idle, (question.name, *question.arguments))
-        return pool.run(job, CommandOptions(view=views.StreamView()), question.ranks).by_rank
+        return answers(pool.run(job, CommandOptions(view=views.StreamView()), question.ranks), Compared)
 
     try:
         question = next(talk)
@@ -144,7 +148,7 @@ def conversation(expression: str, ranks: tuple[int, ...], nprocs: int, tolerance
     numeric = [one for one in found.differing if one.comparable]
     looked_at = numeric if tolerance.given else numeric[:_LOOKED_AT]
     yield from _look_closer(looked_at, None if tolerance.given else _GROUPS, tolerance)
-    close = {id(one) for one in looked_at if all(closer.close for closer in one.closer.values())}
+    close = {id(one) for one in looked_at if tolerance.given and all(closer.close for closer in one.closer.values())}
     found.within = len(close)
     found.differing = [one for one in found.differing if id(one) not in close]
     return Difference(expression, found, nprocs, tolerance)

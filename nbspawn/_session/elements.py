@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,9 @@ def _add(
         closer.index = _unraveled(before + place, entry.shape)
         closer.values = first[place].item(), other[place].item()
     closer.count += count
+    if _beyond_float(first) or _beyond_float(other):
+        _add_large(closer, first.tolist(), other.tolist(), tolerance)
+        return
     wide = torch.complex128 if first.is_complex() else torch.float64
     expected = first.to(wide)
     differences = (other.to(wide) - expected).abs()
@@ -59,6 +63,22 @@ def _add(
         relative = differences / expected.abs()  # infinite where 0 was expected, as in torch.testing
         closer.largest = max(closer.largest or 0.0, _largest(differences, numbers))
         closer.relative = max(closer.relative or 0.0, _largest(relative, numbers))
+
+
+def _beyond_float(part: torch.Tensor) -> bool:
+    """May there be integers among them that no float64 is equal to?"""
+    if part.dtype == torch.uint64:  # for which torch has no order
+        return True
+    return part.dtype == torch.int64 and max(map(abs, map(int, part.aminmax()))) > 2**53
+
+
+def _add_large(closer: Closer, first: list[int], other: list[int], tolerance: Tolerance) -> None:
+    """The same for integers, exactly."""
+    for expected, found in zip(first, other, strict=True):
+        if difference := abs(found - expected):
+            closer.close &= difference <= tolerance.atol + tolerance.rtol * abs(expected)
+            closer.largest = max(closer.largest or 0, difference)
+            closer.relative = max(closer.relative or 0.0, difference / abs(expected) if expected else math.inf)
 
 
 def _largest(values: torch.Tensor, of: torch.Tensor) -> float:

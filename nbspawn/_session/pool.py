@@ -11,21 +11,22 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from nbspawn._engine import inherited, made_for_one
+from nbspawn._engine import inherited
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank import namespace
+from nbspawn._rank import namespace, traced
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
+from nbspawn._session.command import Command
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.started import StartedRanks, start_ranks
 from nbspawn._session.supervisor import Supervisor
@@ -35,6 +36,7 @@ from nbspawn.errors import StartError, UsageError, root_cause_first
 _log = logging.getLogger(__name__)
 
 _LEAVE = 3.0  # seconds to exit cleanly: to destroy a process group, to run the atexit handlers
+_LEAVE_AT_EXIT = 1.0  # the same when the kernel ends: a front end that restarts it waits for 5 s
 _KILLED = 5.0  # seconds within which killed ranks have ended
 
 
@@ -58,7 +60,7 @@ class Pool:
         self._restarting = False
         self._ranks: StartedRanks | None = None
         self._commands = 0
-        self._command: _Command | None = None
+        self._command: Command | None = None
         self._working = threading.Lock()
         self._work = ""
         self._timer: threading.Timer | None = None
@@ -134,7 +136,7 @@ class Pool:
         self._acquire(job.title)
         try:
             with InterruptFlag() as interrupts:
-                return self._begin(job, options or self.command_options, ranks, interrupts).finish()
+                return self._finish(self._begin(job, options or self.command_options, ranks, interrupts))
         finally:
             self._release()
 
@@ -153,7 +155,7 @@ class Pool:
 
         def finish_and_release() -> Results[Any]:
             try:
-                return command.finish()
+                return self._finish(command)
             finally:
                 self._release()
 
@@ -217,17 +219,19 @@ class Pool:
             self._timer.cancel()
 
     def _release(self) -> None:
-        if self._ranks is not None and not self._ranks.engine.settled:
-            # Whatever has failed: ranks that may still be busy get no other command.
-            _log.error("the ranks are ended: %s was abandoned while they work on it", self._work)
-            self._end(0.0, f"{self._work} was abandoned while they worked on it")
-        if self.options.idle_timeout is not None and self._ranks is not None:
-            self._timer = threading.Timer(self.options.idle_timeout, self._end_idle, [self.options.idle_timeout])
-            self._timer.daemon = True
-            self._timer.start()
-        self._work = ""
-        self._command = None
-        self._working.release()
+        try:
+            if self._ranks is not None and not self._ranks.engine.settled:
+                # Whatever has failed: ranks that may still be busy get no other command.
+                _log.error("the ranks are ended: %s was abandoned while they work on it", self._work)
+                self._end(0.0, f"{self._work} was abandoned while they worked on it")
+            if self.options.idle_timeout is not None and self._ranks is not None:
+                self._timer = threading.Timer(self.options.idle_timeout, self._end_idle, [self.options.idle_timeout])
+                self._timer.daemon = True
+                self._timer.start()
+        finally:
+            self._work = ""
+            self._command = None
+            self._working.release()
 
     def _acquire_if_idle(self) -> bool:
         """Acquire the ranks; False if they are busy. Waits if the idle timeout is just ending them."""
@@ -235,13 +239,13 @@ class Pool:
 
     def _begin(
         self, job: Job, options: CommandOptions, ranks: Sequence[int] | None, interrupts: InterruptFlag
-    ) -> _Command:
+    ) -> Command:
         selected = tuple(range(self.nprocs) if ranks is None else ranks)
         if self.ended:
             raise StartError(f"the ranks have ended ({self.ended}); restart() starts them again, without variables")
         if self._ranks is None and len(selected) < self.nprocs:
             nothing = FunctionJob(namespace.nothing)
-            self._begin(nothing, CommandOptions(view=views.StreamView()), None, interrupts).finish()
+            self._finish(self._begin(nothing, CommandOptions(view=views.StreamView()), None, interrupts))
         started = time.monotonic()
         self._commands += 1
         _log.debug("command %d, %s: begins", self._commands, job.title)
@@ -254,25 +258,22 @@ class Pool:
             else:
                 self._ranks.send(job, command, selected, interrupts, held)
             release = held.pop_all().close
-        current = self._ranks
-        how, notes = (("kept ranks", ""), ()) if current.used else (current.how, current.notes)
-        engine = current.engine
         self.names.update(job.names)
-        run = Run.new(self.nprocs, *how, engine.log_dir, started, engine.cell, job.source, job.names)
-        if self.options.keep:
-            run = run.of_kept(selected if current.used else None)
-        notes += made_for_one.notes(job.variables)
-        hosts = tuple(filter(None, map(engine.host, range(self.nprocs))))
-        logs = tuple(map(engine.log_path, range(self.nprocs))) if hosts else ()
-        run = replace(run, banner=options.banner, packed=current.packed, notes=notes, hosts=hosts, logs=logs)
-        current.used = True
-        supervisor = Supervisor(options, engine, interrupts)
         with ExitStack() as undo:
+            undo.callback(release)
             undo.callback(self._end, 0.0)
-            supervisor.open(run)
+            self._command = Command(self._ranks, job, selected, options, interrupts, started, release)
             undo.pop_all()
-        self._command = _Command(self, current, supervisor, interrupts, run, release)
         return self._command
+
+    def _finish(self, command: Command) -> Results[Any]:
+        try:
+            return command.finish()
+        finally:
+            if not self.options.keep:
+                self._end(0.0)
+            elif not command.ranks.engine.complete:
+                self._end(0.0, "they were killed: they did not react to Stop")
 
     # ------------------------------------------------------------ the end
 
@@ -300,7 +301,11 @@ class Pool:
         ``seconds``."""
         if self.background is not None:
             self.background.end(_KILLED)
-        if self._acquire_if_idle():
+        acquired = self._acquire_if_idle()
+        if not acquired and (command := self._command) is not None:  # another thread waits for its end
+            command.interrupts.press(2)
+            acquired = self._working.acquire(timeout=_KILLED)
+        if acquired:
             try:
                 self._end(seconds, "they were stopped")
             finally:
@@ -313,13 +318,17 @@ class Pool:
             finally:
                 self._working.release()
 
-    def _end(self, seconds: float, why: str = "they have returned") -> None:
+    def _end(self, seconds: float, why: str = "") -> None:
         ranks = self._ranks
         if ranks is None:
             return
         # Set before the ranks: code that finds no ranks reports the reason.
-        ended = () if ranks.engine.complete else root_cause_first(ranks.engine.failures)[:1]
-        self.ended = "".join(f"rank {failure.rank}: {failure.summary}" for failure in ended) or why
+        failures = () if ranks.engine.complete else root_cause_first(ranks.engine.failures)
+        if exits := [failure for failure in failures if not failure.traceback]:
+            why = f"rank {exits[0].rank}: {exits[0].summary}"
+        elif failures and not why:  # an error alone ends no kept rank
+            why = f"a rank has ended; before that, rank {failures[0].rank}: {failures[0].summary}"
+        self.ended = why or "they have returned"
         self._ranks = None
         _log.debug("the ranks are ended: %s", self.ended)
         if self._timer is not None:
@@ -329,43 +338,17 @@ class Pool:
                 ranks.engine.dismiss(seconds)
             ranks.engine.dispose(keep_logs=ranks.cut)
 
+    def __del__(self) -> None:
+        """Nobody holds the ranks any more, and nobody can end them: a cell that makes a ``Session`` was run again."""
+        if getattr(self, "_ranks", None) is not None:
+            with suppress(RuntimeError):  # the interpreter ends, and has ended the ranks
+                traced.thread(self.close, "nbspawn-end").start()
+
     def forget(self) -> None:
         """In a forked process: forget the ranks, which belong to the kernel."""
         self._working = threading.Lock()
         self.background = self._ranks = self._timer = None
         self.ended = ""
-
-
-class _Command:
-    """A running command."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        ranks: StartedRanks,
-        supervisor: Supervisor,
-        interrupts: InterruptFlag,
-        run: Run,
-        release: Callable[[], None],
-    ) -> None:
-        self.supervisor = supervisor
-        self.interrupts = interrupts
-        self._pool = pool
-        self._ranks = ranks
-        self._run = run
-        self._release = release
-
-    def finish(self) -> Results[Any]:
-        """Supervise the command to its end; returns its results."""
-        try:
-            return self.supervisor.results(self._run, self._ranks.regroup_if_broken)
-        finally:
-            self._release()
-            self._ranks.cut = self._ranks.cut or self.supervisor.cut
-            if not self._pool.options.keep:
-                self._pool._end(0.0)
-            elif not self._ranks.engine.complete:
-                self._pool._end(0.0, "they were killed: they did not react to Stop")
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -379,7 +362,13 @@ def _forget_all() -> None:
 inherited.after_fork_in_child(_forget_all)
 
 
+def kept() -> list[Pool]:
+    """Those whose kept ranks are alive, oldest first."""
+    return sorted((pool for pool in list(_pools) if pool.options.keep and pool.alive), key=lambda pool: pool.since)
+
+
 def end_all() -> None:
-    """At the kernel's exit."""
+    """At the kernel's exit: idle ranks write their files, and run what they have registered for their end."""
+    end = time.monotonic() + _LEAVE_AT_EXIT
     for pool in list(_pools):
-        pool.close(0.0)
+        pool.close(max(0.0, end - time.monotonic()))

@@ -27,7 +27,7 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._state.run import FINAL, Run
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.wording import ECHO, name_ranks, ranges
+from nbspawn._state.wording import name_ranks, ranges
 
 # Seconds for other ranks to come to their breakpoints, or to report that they wait (three looks of _rank/sampler.py):
 # no table is drawn while the user is being asked.
@@ -108,7 +108,7 @@ class PromptQueue:
             switch = f"`rank {min(others)}` switches to that rank"
             sentences.append(f"{name_ranks(sorted(others))} {verb} too: {switch}, `all n` steps all.")
         # Not those that only miss a peer: the user holds its peers up.
-        if failed := [rank.rank for rank in run.ranks if rank.state == "failed" and ECHO not in rank.detail]:
+        if failed := [rank.rank for rank in run.ranks if rank.state == "failed" and not rank.echo]:
             details = "; ".join(sorted({run.ranks[rank].detail for rank in failed}))
             sentences.append(f"{name_ranks(failed)} {'has' if len(failed) == 1 else 'have'} failed: {details}.")
         before, self._notice = self._notice, " ".join(sentences)
@@ -143,11 +143,12 @@ class PromptQueue:
         return {}, f"{_where(snapshot, rank)}: the debugger has not stopped it. Stopped: {stopped}."
 
     def _send(self, ranks: list[int], reply: InputReply, now: float, debugging: list[int]) -> dict[int, InputReply]:
+        found = {}
         for rank in ranks:
-            del self.pending[rank]
+            found[rank] = replace(reply, number=self.pending.pop(rank).number)
             if rank in debugging:
                 self._coming_back[rank] = now + _COMES_BACK
-        return dict.fromkeys(ranks, reply)
+        return found
 
 
 class BreakRequests:

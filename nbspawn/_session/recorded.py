@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from nbspawn._engine.base import Engine
 from nbspawn._protocol.collectives import Collectives
+from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.messages import Event, Raised
 from nbspawn._session import views
 from nbspawn._state.collectives import Reports, findings, stands_still
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import overdue
-from nbspawn.errors import Failure, root_cause_first
+from nbspawn.errors import root_cause_first
 
 _LOOK = 1.0  # seconds between two looks whether ranks stand still
 _AHEAD = 2.0  # seconds, more than between two looks: the first sentence that is shown is then the recorder's

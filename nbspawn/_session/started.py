@@ -90,7 +90,7 @@ class StartedRanks:
         if not engine.complete:
             note = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
         elif any(rank.stop for rank in run.ranks) or any(
-            failure.is_echo or UNGROUPED in failure.what for failure in engine.failures
+            failure.lost_peer or UNGROUPED in failure.what for failure in engine.failures
         ):
             try:
                 note = "The process group was broken, and is created again." if engine.regroup() else ""
@@ -115,7 +115,7 @@ def start_ranks(
         notes = tuple(filter(None, [xla.note(nprocs, {**os.environ, **options.env}, options.backend)]))
     since = time.monotonic()
     _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
-    engine = start(command, how, options, job.inherited)
+    engine = start(command, how, options, job.inherited, interrupts=interrupts)
     if options.keep:
         engine.serve()
     known = [set(job.sources) for _ in range(nprocs)]

@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from nbspawn._payload.packing import UnpicklableError
 from nbspawn._protocol.messages import (
     Event,
     Exited,
@@ -82,9 +81,7 @@ class StoppedComparison:
             self._end("\n".join(f"[{ranges(ranks)}] *** {error}" for error, ranks in failed.items()))
             return
         try:
-            self._ask(self._talk.send({rank: answer.value.get() for rank, answer in sorted(answers.items())}))
-        except UnpicklableError as lost:
-            self._end(f"*** {lost}")
+            self._ask(self._talk.send({rank: answer.value for rank, answer in sorted(answers.items())}))
         except StopIteration as outcome:
             others = [rank for rank in range(self._nprocs) if rank not in self._stopped]
             verb = "has" if len(others) == 1 else "have"

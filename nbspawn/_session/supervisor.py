@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,10 +60,11 @@ class Supervisor:
         self._standstill = Standstill(clock())
         self._recorded = RecordedCollectives(engine)
         self._stacks_at_end: list[str] = []
+        self._failed_beside: dict[str, str] = {}
         self._profile: Profile
         self.cut = True
         """Did the notebook get less than the ranks' whole output?"""
-        interrupts.on_press = engine.wake
+        interrupts.wakes(engine.wake)
 
     @property
     def asking(self) -> bool:
@@ -78,12 +81,12 @@ class Supervisor:
         return self._stacks() if what == "stacks" else self._collectives()
 
     def _stacks(self, note: str = "", open_: bool = True) -> Report:
-        found, seen = self._engine.look(deep=True), views.snapshot(self.run, self._clock())
-        return stacks.report(f"Where the ranks stand after {self._passed()}{note}", found, seen, open_)
+        title, seen = f"Where the ranks stand after {self._passed()}{note}", views.snapshot(self.run, self._clock())
+        return stacks.report(title, self._engine.look(deep=True), seen, open_)  # the look may take seconds
 
     def _collectives(self) -> Report:
-        reports, seen = self._recorded.asked(), views.snapshot(self.run, self._clock())
-        return collectives.report(f"Collectives after {self._passed()}", reports, seen)
+        title, seen = f"Collectives after {self._passed()}", views.snapshot(self.run, self._clock())
+        return collectives.report(title, self._recorded.asked(), seen)
 
     def _passed(self) -> str:
         return duration(self._clock() - self.run.started)
@@ -98,8 +101,8 @@ class Supervisor:
         try:
             try:
                 run = self._until_over(run)
-                if self._engine.failures and not self._recorded.sentences:
-                    self._recorded.note_end(run, self._clock())
+                if self._engine.failures and not self._sentences:
+                    self._note_end(run, self._clock())
             except BaseException:
                 # Not a rank's error: the view's, or a bug of ours. Nothing would watch the ranks any more.
                 _log.exception("the ranks are stopped: watching them has failed")
@@ -107,27 +110,45 @@ class Supervisor:
                 raise
             finally:
                 run = afterwards(run)
-                run = replace(run, notes=(*run.notes, *self._engine.losses()))
+                run = replace(run, notes=(*run.notes, *self._engine.losses(), *self._failed_beside.values()))
             if self._options.timings:
                 phases = " · ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items())
                 run = replace(run, notes=(*run.notes, f"Time: {phases}"))
         finally:
-            self.cut = self._view.close(run)
+            with self._beside("The view"):
+                self.cut = self._view.close(run)
         return self._conclude(run)
 
+    @contextmanager
+    def _beside(self, what: str) -> Iterator[None]:
+        """What shows the run, or examines it, may fail without touching it: it is logged, and a note of the run."""
+        try:
+            yield
+        except Exception as error:
+            note = f"{what} has failed, and the ranks ran on without it: {type(error).__name__}: {error}"
+            if what not in self._failed_beside:
+                _log.exception("%s has failed", what)
+            self._failed_beside[what] = note
+
     def _until_over(self, run: Run) -> Run:
-        at_most = views.BUFFER_TIME
+        at_most, output_at = views.POLL_TIME, -math.inf
         while not self._engine.settled:
             began = self._clock()
             events = self._engine.poll(self._policy.wait(began, at_most))
             run = self._fold(run, events)
-            self._view.show(run, events)
-            buffered = any(isinstance(event, (Printed, DisplayData)) for event in events)
-            at_most = views.BUFFER_TIME if buffered or self.asking else _TICK
+            with self._beside("The view"):
+                self._view.show(run, events)
+            if any(isinstance(event, (Printed, DisplayData)) for event in events):
+                output_at = self._clock()
+            buffered = began - output_at < 2 * views.BUFFER_TIME
+            at_most = views.POLL_TIME if buffered or self.asking else _TICK
             self._handle_actions(run)
-            self._break_in(run)
-            self._compare()
-            run = self._watch_standstill(run)
+            with self._beside("Breaking into ranks"):
+                self._break_in(run)
+            with self._beside("Comparing ranks"):
+                self._compare()
+            with self._beside("Watching for ranks that stand still"):
+                run = self._watch_standstill(run)
             run = self._stop_if_due(run)
             request = self._due_prompt(run)
             if request is not None:
@@ -157,7 +178,8 @@ class Supervisor:
                 self._comparison.fold(event)
             if isinstance(event, Raised) and event.by_quit:
                 self._interrupts.press()
-        self._profile.add(events, now)
+        with self._beside("The timeline"):
+            self._profile.add(events, now)
         return reduce(run, events, now)
 
     # ------------------------------------------------------------ the user
@@ -167,7 +189,8 @@ class Supervisor:
             if action.what == "stop":
                 self._interrupts.press()
             elif action.what in REPORTS:
-                self._view.show_report(self.report(action.what))
+                with self._beside(f"Looking for {action.what}"):
+                    self._view.show_report(self.report(action.what))
             elif not self._engine.stopping:
                 self._breaks.add(action.ranks)
 
@@ -179,14 +202,16 @@ class Supervisor:
             self._view.notify(late_text(views.snapshot(run, now), late))
 
     def _compare(self) -> None:
-        """Go on with a comparison over the ranks that have stopped."""
-        if self._comparison is None:
+        """Go on with a comparison over the ranks that have stopped; one that fails is over."""
+        comparison, self._comparison = self._comparison, None
+        if comparison is None:
             return
-        for rank, question in self._comparison.unsent():
+        for rank, question in comparison.unsent():
             self._engine.send(rank, question)
-        if self._comparison.text is not None:
-            self._view.notify(self._comparison.text)
-            self._comparison = None
+        if comparison.text is None:
+            self._comparison = comparison
+        else:
+            self._view.notify(comparison.text)
 
     def _due_prompt(self, run: Run) -> InputRequest | None:
         if (
@@ -250,19 +275,37 @@ class Supervisor:
         if decision is None:
             return run
         if not stopping:
-            self._recorded.note_end(run, now)
+            self._note_end(run, now)
         self._carry_out(decision, run)
-        if self._engine.stopping and not stopping and not self._recorded.sentences:
-            if why := stall(views.snapshot(run, now)):
-                return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
+        with self._beside("Looking for a stall"):
+            if self._engine.stopping and not stopping and not self._sentences:
+                if why := stall(views.snapshot(run, now)):
+                    return replace(run, notes=(*run.notes, f"When the ranks were stopped: {why}"))
         return run
+
+    def _note_end(self, run: Run, now: float) -> None:
+        with self._beside("Looking for collectives"):
+            self._recorded.note_end(run, now)
+
+    @property
+    def _sentences(self) -> list[str]:
+        """What was wrong with collectives at the end."""
+        with self._beside("Looking for collectives"):
+            return self._recorded.sentences
+        return []
+
+    def _stood(self, run: Run, ending: str = "") -> list[str]:
+        with self._beside("Looking for stacks"):
+            return self._engine.stacks(run.names, ending)
+        return []
 
     def _carry_out(self, decision: Decision, run: Run) -> None:
         _log.debug("the ranks are stopped: %s", decision.reason)
         if decision.stacks_first:
-            found = self._engine.look(deep=decision.stacks_first == "native")
-            lines = stacks.text(found, views.snapshot(run, self._clock()))
-            self._stacks_at_end = lines and [*decision.title, *lines]
+            with self._beside("Looking for stacks"):
+                seen = views.snapshot(run, self._clock())
+                lines = stacks.text(self._engine.look(deep=decision.stacks_first == "native"), seen)
+                self._stacks_at_end = lines and [*decision.title, *lines]
         self._engine.stop_at(*decision.signals)
 
     def _conclude(self, run: Run) -> Results[Any]:
@@ -277,10 +320,10 @@ class Supervisor:
         engine = self._engine
         logs = f"Full logs: {run.log_dir}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
-            raise interrupted([*self._recorded.sentences, *engine.stacks(run.names), *self._stacks_at_end])
+            raise interrupted([*self._sentences, *self._stood(run), *self._stacks_at_end])
         if self._policy.timed_out:
             head = f"the timeout of {self._options.timeout:g} s is over."
-            raise RunTimeoutError("\n".join([head, *self._recorded.sentences, *self._stacks_at_end, logs]))
+            raise RunTimeoutError("\n".join([head, *self._sentences, *self._stacks_at_end, logs]))
         if engine.failures:
             failures = root_cause_first(engine.failures)
             fetched = [
@@ -292,8 +335,13 @@ class Supervisor:
                 for one in failures[:_FETCHED]
             ]
             found = [*fetched, *failures[_FETCHED:]]
-            context = [*self._recorded.sentences, *engine.stacks(run.names, "stopped"), logs]
-            raise rank_error(found, len(run.ranks), context)
+            context = [*self._sentences, *self._stood(run, "stopped"), logs]
+            failed = {failure.rank for failure in found}
+            peer_ended = any(rank.ended is not None and rank.rank not in failed for rank in run.ranks)
+            raise rank_error(found, len(run.ranks), context, peer_ended)
         results = engine.results()
-        results.set_timeline(partial(timeline.records, self._profile.timeline, views.snapshot(run)))
+        times = self._profile.timeline
+        # IPython keeps all results, in Out: the names of all cells in each would be megabytes in a long notebook.
+        run = replace(run, names={file: run.names[file] for file in times.files & run.names.keys()})
+        results.set_timeline(partial(timeline.records, times, views.snapshot(run)))
         return results

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 0.05  # seconds: a shorter run needs no live view
 BUFFER_TIME = 0.1  # seconds for which a view may buffer output, to merge it with that of other ranks
+POLL_TIME = BUFFER_TIME / 2  # seconds between two looks at a run whose output is buffered
 STEP_BUFFER_TIME = 1.0  # seconds, while ranks step together in the debugger: they print the same; a prompt flushes
 
 
@@ -53,8 +54,8 @@ class View(Protocol):
         """The run begins. ``profile`` tells where its time has gone, at any time until the run is over."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """``events`` have been folded into ``run``. Called at least twice a second, with or without events, and again
-        ``BUFFER_TIME`` seconds after something was printed or displayed."""
+        """``events`` have been folded into ``run``. Called at least twice a second, with or without events, and every
+        ``POLL_TIME`` seconds after something was printed or displayed, for twice ``BUFFER_TIME``."""
 
     def notify(self, text: str) -> None:
         """Show a message below what the ranks have printed; '' is none."""
@@ -169,8 +170,8 @@ class RankLines:
         self._write = write
         self._budget = budget
         self._only = only
-        self._buffered: list[Printed] = []
-        self._since = 0.0
+        self._buffered: list[tuple[float, Printed]] = []
+        self._checked_at = 0.0
         self.debugging = False
         """Ranks step together in the debugger: what they all print arrives over a longer time than when they run."""
 
@@ -180,22 +181,35 @@ class RankLines:
 
     def add(self, printed: Iterable[Printed]) -> None:
         """Buffer these lines."""
-        shown = [one for one in printed if self._only is None or one.rank in self._only]
-        if shown and not self._buffered:
-            self._since = time.monotonic()
-        self._buffered += shown
+        now = time.monotonic()
+        self._buffered += [(now, one) for one in printed if self._only is None or one.rank in self._only]
 
     def flush(self, if_due: bool = False) -> None:
-        """Write the buffer: now, or only if it is old enough."""
-        after = (STEP_BUFFER_TIME if self.debugging else BUFFER_TIME) if if_due else 0.0
-        if self._buffered and time.monotonic() - self._since >= after:
-            buffered, self._buffered = self._buffered, []
-            self._write_text(self._stream.feed(buffered, blocks=self.debugging))
+        """Write the buffer: now, or, if its first line is old enough, all but the newest lines: what their peers have
+        printed may not have been read, also where the machine is busy and the last call was long ago."""
+        now = time.monotonic()
+        checked_at, self._checked_at = self._checked_at, now
+        if not if_due:
+            self._write_first(len(self._buffered))
+            return
+        time_to_merge = STEP_BUFFER_TIME if self.debugging else BUFFER_TIME
+        if self._buffered and now - self._buffered[0][0] >= time_to_merge:
+            self._write_first(sum(checked_at - at >= time_to_merge / 2 for at, _ in self._buffered))
 
     def flush_rank(self, rank: int) -> None:
         """Write what is buffered of this rank, and of others before it: the rank's next output is not text."""
-        if any(printed.rank == rank for printed in self._buffered):
-            text, self._buffered = self._stream.feed_up_to(rank, self._buffered, blocks=self.debugging)
+        self._write_part([printed for _, printed in self._buffered if printed.rank == rank], self._buffered[:1])
+
+    def _write_first(self, count: int) -> None:
+        """Write the first ``count`` of what is buffered, and what others have of the same lines."""
+        self._write_part([printed for _, printed in self._buffered[:count]], self._buffered[count : count + 1])
+
+    def _write_part(self, part: Sequence[Printed], oldest: Sequence[tuple[float, Printed]]) -> None:
+        """Write this part of the buffer; all that is left is as old as ``oldest``."""
+        if part:
+            batch = [printed for _, printed in self._buffered]
+            text, rest = self._stream.feed_part(part, batch, blocks=self.debugging)
+            self._buffered = [(at, printed) for at, _ in oldest for printed in rest]
             self._write_text(text)
 
     def write_now(self, rank: int, lines: Sequence[str]) -> None:

@@ -66,7 +66,9 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     for group in groups(snapshot.run, reports):
         if mismatch := _mismatch(snapshot.run, group):
             found.append(mismatch)
-        elif (gap := _gap(group)) and any(stands_still(snapshot, rank) for rank in gap.inside):
+        elif (gap := _gap(group)) and any(
+            stands_still(snapshot, rank, group.calls[rank][gap.number].age) for rank in gap.inside
+        ):
             gaps.append(gap)
     crossed = _crossed(gaps)
     if crossed is not None:
@@ -80,10 +82,11 @@ def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
     return [*found[:_SENTENCES], f"The same of {more} more."] if more > 0 else found
 
 
-def stands_still(snapshot: Snapshot, rank: int) -> bool:
-    """Has it waited for so long, or ended?"""
+def stands_still(snapshot: Snapshot, rank: int, age: float = math.inf) -> bool:
+    """Has it waited for so long, or ended? ``age``: of the call that it tells of, which may be a later one than that
+    in which it was seen last."""
     status = snapshot.run.ranks[rank]
-    waits = status.state == "waiting" and snapshot.now - status.called >= STILL
+    waits = status.state == "waiting" and min(snapshot.now - status.called, age) >= STILL
     return waits or status.state in FINAL or bool(status.stop)
 
 
@@ -239,7 +242,10 @@ def _transfers(
     to_run = _to_run(reports)
     for rank, report in sorted(reports.items()):
         transfer = report.transfer
-        if rank in said or transfer is None or transfer.peer not in to_run or not stands_still(snapshot, rank):
+        if rank in said or transfer is None or transfer.peer not in to_run:
+            continue
+        seen_in_it = snapshot.run.ranks[rank].position.frames[-1:] == transfer.frames[-1:]
+        if not stands_still(snapshot, rank, math.inf if seen_in_it else 0.0):
             continue
         peer = to_run[transfer.peer]
         other = reports[peer].transfer

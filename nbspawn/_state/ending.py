@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbspawn._protocol.failure import ECHO, with_line
 from nbspawn._protocol.messages import Exited, Leaving, Raised
 from nbspawn._state import wording
 
@@ -27,6 +28,8 @@ class Ending:
     line: int | None = None
     by_quit: bool = False
     """Did the user quit the rank's debugger?"""
+    lost_peer: bool = False
+    """Was it raised in a collective, and says that the other side does not answer?"""
     code: int | None = None
     text: str = ""
     crash: str = ""
@@ -45,6 +48,7 @@ class Ending:
                     event.rendered,
                     event.line,
                     event.by_quit,
+                    event.lost_peer,
                 )
             case Leaving():
                 return Ending(event.rank, event.time, code=event.code, text=event.text)
@@ -64,14 +68,19 @@ class Ending:
     def detail(self) -> str:
         """As the table of ranks has it: 'KeyError: 'hieght' (line 8)', 'exit code 7: no data', 'SIGSEGV'."""
         if self.by_quit:
-            return wording.with_line("quit in the debugger", self.line)
+            return with_line("quit in the debugger", self.line)
         if self.raised:
             error = f"{self.name}: {self.message}" if self.message else self.name
-            return wording.with_line(wording.ECHO if wording.is_echo(error) else error, self.line)
+            return with_line(error, self.line)
         if self.code == 0:
             return "exit code 0 before it had finished"
         code = wording.exit_code(self.code)
         return f"{code}: {self.text}" if self.text else code
+
+    @property
+    def echo(self) -> str:
+        """What to say instead once a peer is known to have ended; '' if it has lost none."""
+        return with_line(ECHO, self.line) if self.lost_peer else ""
 
     @property
     def what(self) -> str:

@@ -18,6 +18,7 @@ from typing import Literal
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
+    Dropped,
     Event,
     Exited,
     InputRequest,
@@ -75,7 +76,8 @@ class RankStatus:
     """One rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it lives).
 
     ``line`` is the line that it is writing, or the last one that was not empty; ``detail`` says how it failed or was
-    stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"); ``result`` is its value as short text.
+    stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"), and ``echo`` says it of one that has lost a peer,
+    once a peer is known to have ended; ``result`` is its value as short text.
     ``stop`` and ``stop_why`` are the last way in which it was asked to end, and the reason for the first; both empty
     while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
     longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
@@ -92,6 +94,7 @@ class RankStatus:
     ended: float | None = None
     line: str = ""
     detail: str = ""
+    echo: str = ""
     result: str = ""
     stop: str = ""
     stop_why: str = ""
@@ -213,8 +216,28 @@ def reduce(run: Run, events: Sequence[Event], now: float) -> Run:
         ranks[number] = _fold(ranks[number], event, now, peer_failed=len(failed) > (number in failed))
         if ranks[number].state == "failed":
             failed.add(number)
-    run = replace(run, ranks=tuple(ranks))
+    run = replace(run, ranks=_with_echoes(ranks), notes=(*run.notes, *_dropped(run, known)))
     return replace(run, ended=max(rank.ended or now for rank in ranks)) if run.ended is None and run.over else run
+
+
+def _dropped(run: Run, events: Sequence[Event]) -> list[str]:
+    """A note about each rank of which the first message could not be read."""
+    notes: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Dropped):
+            begin = f"A message of rank {event.rank} could not be read"
+            notes.setdefault(begin, f"{begin}, and nobody knows what it said: {event.reason}.")
+    return [note for begin, note in notes.items() if not any(known.startswith(begin) for known in run.notes)]
+
+
+def _with_echoes(ranks: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
+    """As in nbspawn/errors.py: who has lost a peer has failed because of that one's end, if one has ended."""
+    if any(rank.echo for rank in ranks) and any(
+        not rank.echo and (rank.ended is not None or rank.state in ("failed", "killed", "interrupted"))
+        for rank in ranks
+    ):
+        return tuple(replace(rank, detail=rank.echo) if rank.echo else rank for rank in ranks)
+    return tuple(ranks)
 
 
 def answered(run: Run, rank: int, now: float) -> Run:
@@ -234,7 +257,8 @@ def answered(run: Run, rank: int, now: float) -> Run:
 def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> RankStatus:
     match event:
         case Started() if rank.ended is None:
-            return RankStatus(rank.rank, event.time, event.pid, "running", moments=Moments(event.time))
+            rank = replace(rank, pid=event.pid, moments=Moments(event.time))  # its first reading may have come before
+            return rank if rank.stop else replace(rank, state="running", since=event.time)
         case Sampled() if rank.state in ("running", "waiting"):
             return _sampled(rank, event)
         case Measured():
@@ -257,12 +281,13 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return rank if rank.state in FINAL else replace(rank, state="stopping", since=event.time, detail=why)
         case Returned():
             moments = rank.moments._replace(ready=event.ready, run=event.time, received=now)
-            result = event.value.text()
+            result = event.value.repr
             return replace(rank, state="done", since=event.time, detail="", result=result, moments=moments)
         case Raised() | Leaving():
             ending = Ending.of(event)
             state: State = "interrupted" if ending.requested(bool(rank.stop)) else "failed"
-            return replace(rank, state=state, since=event.time, detail=ending.detail)
+            echo = ending.echo if state == "failed" else ""
+            return replace(rank, state=state, since=event.time, detail=ending.detail, echo=echo)
         case Exited() if rank.ended is None:
             return _exited(rank, event)
     return rank

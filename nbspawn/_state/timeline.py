@@ -63,6 +63,12 @@ class Timeline:
         self.bins: list[list[Bin]] = [[] for _ in range(nprocs)]
         self._most = max(_FEWEST, min(_BINS, _OF_ALL // nprocs))
 
+    @property
+    def files(self) -> set[str]:
+        """Those in whose lines ranks have spent time."""
+        frames = (activity.frame for bins in self.bins for one in bins for activity in one.seconds)
+        return {frame.file for frame in frames if frame is not None}
+
     def spend(self, rank: int, activity: Activity, begin: float, seconds: float) -> None:
         """The rank has spent ``seconds`` so, from the moment ``begin`` on."""
         begin = max(0.0, begin - self.origin)

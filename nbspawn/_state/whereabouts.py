@@ -26,7 +26,7 @@ class Doing(tuple[str, str]):
 def doing(snapshot: Snapshot, rank: RankStatus) -> Doing:
     """Of a rank that waits for nobody, as far as is known."""
     if rank.state == "done":
-        return Doing(("has", "returned"))
+        return Doing(("has", "finished"))
     if rank.state == "idle":
         return Doing(("is", "idle"))
     if rank.state in FINAL:

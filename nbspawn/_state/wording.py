@@ -1,20 +1,9 @@
-"""The wording that the table of a run and the errors share: ranks, exit codes, signals, echoes of an end. Pure."""
+"""The wording that the table of a run and the errors share: ranks, exit codes, signals. Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-
-ECHO = "lost the connection to a rank that had ended"
-
-_ECHOES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "DistNetworkError",
-    "Broken pipe",
-    "remote process exited or there was a network error",  # NCCL
-    "Timed out waiting",
-)
 
 _LIKELY = {
     "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
@@ -60,16 +49,6 @@ def on_host(hosts: Iterable[str]) -> str:
     names = set(hosts)
     name = names.pop() if len(names) == 1 else ""
     return f" ({name})" if name else ""
-
-
-def is_echo(*texts: str) -> bool:
-    """Is this error only the echo of a peer's end? Collectives raise such errors when their other side has gone."""
-    return any(sign in text for text in texts for sign in _ECHOES)
-
-
-def with_line(text: str, line: int | None) -> str:
-    """'KeyError: 'hieght' (line 8)'; without a line, the text alone."""
-    return text if line is None else f"{text} (line {line})"
 
 
 def exit_code(code: int | None) -> str:

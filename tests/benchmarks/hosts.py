@@ -25,7 +25,7 @@ import socket
 
 import samples
 from cluster import Cluster, missing
-from kernels import Kernel, Reply, ok
+from kernels import ExecutedKernel, Kernel, Reply, ok
 
 MEGABYTES = 400
 
@@ -252,7 +252,7 @@ def main() -> None:
             record.begin(name).miss(samples.ALL, "not measured", absent)
         record.save()
         sys.exit(f"Not measured: {absent}.")
-    with Cluster(3) as hosts, tempfile.TemporaryDirectory() as folder, Kernel(Path(folder)) as kernel:
+    with Cluster(3) as hosts, tempfile.TemporaryDirectory() as folder, ExecutedKernel(Path(folder)) as kernel:
         ok(kernel.execute("%load_ext nbspawn\nimport torch"))
         for name in names:
             with record.measuring(name) as task:

@@ -22,7 +22,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import samples
-from kernels import Kernel
+from kernels import ExecutedKernel
 from simulated import MARK
 
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
@@ -71,7 +71,7 @@ def run_on(starter, per_node, source):
 def record_agents(folder: Path, source: str) -> Path:
     """The file with what two agents report."""
     path = folder / "recording"
-    with Kernel(folder) as kernel:
+    with ExecutedKernel(folder) as kernel:
         setup = RECORD.format(support=SUPPORT)
         assert kernel.execute(f"%load_ext nbspawn\n{setup}{RUN}").status == "ok"
         reply = kernel.execute(f"run_on(starter, {PER_NODE}, {source!r})", 300)
@@ -83,7 +83,7 @@ def record_agents(folder: Path, source: str) -> Path:
 
 def play(task: samples.Task, folder: Path, path: Path, nodes: int) -> None:
     """Measure one run."""
-    with Kernel(folder) as kernel:
+    with ExecutedKernel(folder) as kernel:
         setup = f"import sys\nsys.path.insert(0, {SUPPORT!r})\nfrom simulated import Simulation"
         starter = f"starter = Simulation({nodes}, {str(path)!r})"
         assert kernel.execute(f"%load_ext nbspawn\nimport torch\n{setup}\n{starter}\n{RUN}").status == "ok"

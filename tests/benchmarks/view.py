@@ -21,7 +21,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import samples
-from kernels import Kernel
+from kernels import ExecutedKernel
 
 # Twice a second every rank changes its bar, comes to five other lines, and waits for the others.
 CELL = """%%spawn {ranks} -b gloo --view {view}
@@ -53,7 +53,7 @@ def main() -> None:
     with (
         record.measuring("view", ranks=given.ranks, rounds=given.rounds, steps=given.steps) as task,
         tempfile.TemporaryDirectory() as folder,
-        Kernel(Path(folder)) as kernel,
+        ExecutedKernel(Path(folder)) as kernel,
     ):
         task.quantity("kernel", "processor time of the kernel, share of a core", "cores", "--view quiet")
         task.quantity("sent", "to the front end", "B/s", "--view quiet")

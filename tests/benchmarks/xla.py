@@ -1,6 +1,6 @@
 """How long ranks of torch_xla take to start: nbspawn's fork and fork server beside bare processes, in turns.
 
-    PJRT_DEVICE=CPU .venv-xla-colab/bin/python tests/benchmarks/xla.py [--rounds N] [--json PATH]
+    PJRT_DEVICE=CPU .venv-colab/bin/python tests/benchmarks/xla.py [--rounds N] [--json PATH]
 
 Four ranks on XLA's CPU device, from a cell of a real kernel that has imported torch_xla and never used its device. The
 peer is ``torch.multiprocessing.start_processes`` by fork, whose function calls what torch_xla's own launcher calls in
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import samples
-from kernels import Kernel, ok
+from kernels import ExecutedKernel, ok
 
 RANKS = 4
 
@@ -65,7 +65,7 @@ def main() -> None:
     with (
         record.measuring("start", ranks=RANKS) as task,
         tempfile.TemporaryDirectory() as folder,
-        Kernel(Path(folder), PJRT_DEVICE="CPU") as kernel,
+        ExecutedKernel(Path(folder), PJRT_DEVICE="CPU") as kernel,
     ):
         task.quantity("first", "until the last rank has computed", "s", "bare torch, fork")
         task.quantity("whole", "the whole run", "s", "bare torch, fork")

@@ -44,7 +44,8 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ.setdefault("NBSPAWN_PRELOAD_MB", "0")
 
 import psutil
-from kernels import Cell, Kernel, Reply, lives
+from debugged import Debugged
+from kernels import Cell, ExecutedKernel, Kernel, Reply, lives
 
 GRACE = 0.5  # seconds, of every cell here
 _STOPPED_WITHIN = GRACE + 3.0  # seconds after the last press of Stop
@@ -59,6 +60,10 @@ def say(token, rank, times, pause=0.0):
         time.sleep(pause)
 class Stuck:
     def __repr__(self): time.sleep(1000)
+def made():
+    import torch
+    torch.manual_seed(0)
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), static_graph=True)
 """
 
 # Each prints lines "TOKEN RANK NUMBER." and ends with the value (TOKEN, RANK), if it ends well.
@@ -83,8 +88,20 @@ CELLS = {
     "    display(HTML(f'<b>{T}</b>')); time.sleep(0.02)",
     "large": "say(T, rank, 2); big = np.full(1_000_000, rank)",
     "closes all": "say(T, rank, 3); os.closerange(3, 1024)",
+    "forks": "say(T, rank, 3)\nif child := os.fork(): os.waitpid(child, 0)",
+    "odd text": "say(T, rank, 3)\nprint('ab\\b' * 5000)\nprint('\\x1b[31mabc\\x1b[K\\b' * 2000)",
+    "odd arguments": "import torch, torch.distributed as dist\nsay(T, rank, 2)\n"
+    "group = dist.new_group(list(np.arange(2)))\ndist.all_reduce(torch.ones(4), group=group)\n"
+    "if rank == 1: raise ValueError(T)\ntime.sleep(1)",
+    "pictures": "from IPython.display import HTML, clear_output, display\nfor number in range(40):\n"
+    "    clear_output(wait=True); display(HTML(f'<b>{T} {number}</b>')); time.sleep(0.01)",
+    "trains": "import torch, torch.distributed as dist\nsay(T, rank, 2)\n"
+    "if 'model' not in globals(): model = made()\nfor number in range(5):\n    model.zero_grad()\n"
+    "    model(torch.full((2, 2), rank + 1.0)).sum().backward()\n    time.sleep(0.05)\n"
+    "    each = [torch.empty(1, 2) for _ in range(2)]\n    dist.all_gather(each, model.module.weight.grad)\n"
+    "    assert torch.equal(*each), 'the ranks are not synchronised'",
 }
-WITH_GROUP = ("reduces", "dead peer", "waits for ever")
+WITH_GROUP = ("reduces", "dead peer", "waits for ever", "odd arguments", "trains")
 ENDLESS = ("waits for ever", "stuck repr", "stubborn")
 
 FAULTS = (
@@ -182,6 +199,7 @@ class Campaign:
         self._logs = Path(tempfile.mkdtemp(prefix="nbc-logs-"))
         self._kernel: Kernel | None = None
         self._kept = ""
+        self._kernels = 0
         self._restored: list[Callable[[], object]] = []
         self._pressed_at = 0.0
         self.seen: Counter[str] = Counter()
@@ -192,8 +210,12 @@ class Campaign:
     def kernel(self) -> Kernel:
         if self._kernel is None:
             self._folder = Path(tempfile.mkdtemp(prefix="nbc-kernel-"))
-            self._kernel = Kernel(self._folder, TMPDIR=str(self.place.path)).start()
+            self._kernel = ExecutedKernel(self._folder, TMPDIR=str(self.place.path)).start()
             self._kept = ""
+            self._kernels += 1
+            if random.Random(f"{self.seed}-{self._kernels}-debugger").random() < 0.3:
+                Debugged(self._kernel).switch_on()
+                self.seen["the front end's debugger"] += 1
             for cell in ("%load_ext nbspawn", PRELUDE):
                 self._well(cell)
             for method in ("fork", "forkserver"):
@@ -276,6 +298,7 @@ class Campaign:
             if not self._kept:
                 # With a group for all: a kept session lives through many steps.
                 start = f"%%spawn 2 -k -m {step.method} -b gloo -g {GRACE} --log-dir {self._logs / 'kept'}\n{PRELUDE}"
+                start += "model = made()"
                 self._well(start)
                 self._kept = step.method
             return self.kernel.submit(f"%%ranks -g {GRACE}\n{body}")
@@ -369,6 +392,13 @@ class Campaign:
             complete = reply.status == "ok" and step.mode != "background" and step.kind != "flood"
             if complete and seen != numbers:
                 raise Violation(f"shown of rank {rank}: {seen}, and its log has {numbers}\n{reply}")
+        if "the ranks are not synchronised" in str(reply):
+            raise Violation(f"kept ranks train on unsynchronised\n{reply}")
+        if reply.status == "ok" and step.kind == "pictures" and step.mode != "background":
+            drawn = (output.get("data", {}).get("text/html", "") for output in reply.outputs)
+            last = [text for text in drawn if text.startswith("<b>")]
+            if last != [f"<b>{step.token} 39</b>"] * 2:
+                raise Violation(f"the last pictures are {last}\n{reply}")
         if reply.status == "ok" and step.kind not in ENDLESS and step.mode != "background":
             wanted = "\n".join(f"[{rank}] ({step.token!r}, {rank})" for rank in range(2))
             if reply.result != wanted:
@@ -389,7 +419,11 @@ class Campaign:
                 self._well("%ranks stop")
             else:
                 again = kernel.execute(f"%%ranks -g {GRACE}\n({after!r}, rank)", timeout=_HANGS)
-                if step.fault == "kill a rank" and again.ename == "RankExitedError":  # it was idle: now it is told
+                # A rank that was killed was idle: it is told now, or was noticed before. One without its descriptors
+                # is aborted by gloo's thread.
+                may_die = step.fault == "kill a rank" or step.kind == "closes all"
+                told = again.ename == "RankExitedError" or "the kept ranks have ended (" in again.evalue
+                if may_die and told:
                     self._kept = ""
                     self._well("%ranks stop")
                 elif again.result.count(after) != 2:

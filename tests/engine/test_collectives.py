@@ -16,6 +16,7 @@ from packaging.version import Version
 import nbspawn
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.messages import Raised
+from nbspawn._rank import recorder
 from nbspawn._state.collectives import findings
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
@@ -86,7 +87,7 @@ MISMATCHES = {
         "ranks 1-2 have not reached it (no call recorded) and are at <B>."
     ],
     mismatches.returned_early: [
-        "Collective 2 of the default group, all_reduce float32[2] (<A>): ranks 0 and 2 are in it, rank 1 has returned."
+        "Collective 2 of the default group, all_reduce float32[2] (<A>): ranks 0 and 2 are in it, rank 1 has finished."
     ],
     mismatches.other_order_of_groups: [
         "The ranks use two groups in different orders, and wait for each other: "
@@ -130,7 +131,7 @@ MISMATCHES = {
 def test_the_sentence(started: Any, program: Callable[[int], None]) -> None:
     expected = [mismatches.filled(program, text) for text in MISMATCHES[program]]
     found = started(program)
-    until(lambda: found.findings() == expected, 20)
+    until(lambda: found.findings() == expected)
     assert found.findings() == expected
 
 
@@ -143,21 +144,31 @@ def test_nothing_is_wrong_where_tensors_may_differ(started: Any) -> None:
         at_the_end = [(call.name, call.inputs) for calls in last for call in calls]
         return at_the_end == [("all_reduce", ("float32[2]",))] * 3 and not wrong
 
-    assert until(all_at_the_end, 30)
+    assert until(all_at_the_end)
 
 
 def test_a_rank_that_holds_pythons_lock_does_not_answer(started: Any) -> None:
     found = started(mismatches.holds_the_lock)
     head = mismatches.filled(mismatches.holds_the_lock, "Collective 1 of the default group, barrier (<A>): ")
     silent = re.compile(re.escape(f"{head}ranks 0 and 2 are in it, rank 1 has given no sign of life for ") + r"\d+ s.*")
-    assert until(lambda: any(map(silent.fullmatch, found.findings())), 30)
+    assert until(lambda: any(map(silent.fullmatch, found.findings())))
 
 
 def test_an_earlier_group_of_the_same_name_is_not_mistaken_for_this_one(started: Any) -> None:
     found = started(mismatches.makes_its_group_again)
-    assert until(lambda: found.findings() == [] and len(found.reports) == 3, 30)
+    assert until(lambda: found.findings() == [] and len(found.reports) == 3)
     assert until(lambda: [_numbers(report) for report in found.reports.values() if not found.findings()] == [[1]] * 3)
 
 
 def _numbers(report: Collectives) -> list[int]:
     return [call.number for call in report.groups[0].calls]
+
+
+def test_a_call_that_has_ended_is_not_taken_for_the_one_that_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo's thread marks a call after the caller has gone on: seen once in 200 runs on a busy machine."""
+    running, ended = {"retired": False, "state": "started"}, {"retired": True, "state": "started"}
+    looks = [[running, running], [ended, running]]
+    monkeypatch.setattr(recorder, "_entries", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    assert recorder._settled_entries() == [ended, running]
+    looks[:] = [[running, running]]  # an asynchronous one
+    assert recorder._settled_entries() == looks[0]

@@ -101,7 +101,7 @@ def test_what_belongs_to_an_earlier_command_is_not_taken_for_this_ones(method: s
         return sum(isinstance(event, Started) for event in events) == 2
 
     assert until(all_have_started)
-    old = Returned(0, 1.0, Value.of("old"), 0)
+    old = Returned(0, 1.0, Value.of("old").result, 0)
     context._received(old, 0)
     assert old not in context.poll(0.0) and not context.settled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_rank_that_waits_in_a_collective_is_told_from_one_that_has_not_arrived
 
     watch = Watch(act)
     nbspawn.spawn(
-        ranks.reduce_when_told, (str(go),), nprocs=2, backend="gloo", start_method=method, view=watch, timeout=60
+        ranks.reduce_when_told, (str(go),), nprocs=2, backend="gloo", start_method=method, view=watch, timeout=120
     )
     last = [status for status in watch.seen if status.rank == 1 and status.state == "waiting"][-1]
     assert (last.position.call, last.position.collective) == ("all_reduce", True)
@@ -78,7 +79,12 @@ def test_a_rank_that_waits_in_a_collective_is_told_from_one_that_has_not_arrived
 
 @pytest.mark.parametrize(
     ("function", "call", "line"),
-    [(ranks.ddp_backward_when_told, "backward", "loss.backward()"), (ranks.wait_when_told, "wait", "work.wait()")],
+    [
+        (ranks.ddp_made_when_told, "DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel("),
+        (ranks.ddp_forward_when_told, "forward", "model(torch.ones"),
+        (ranks.ddp_backward_when_told, "backward", "loss.backward()"),
+        (ranks.wait_when_told, "wait", "work.wait()"),
+    ],
 )
 def test_a_wait_that_no_python_frame_tells_of(function: Any, call: str, line: str, tmp_path: Path) -> None:
     """In C++, for a rank that has not come so far."""
@@ -89,15 +95,38 @@ def test_a_wait_that_no_python_frame_tells_of(function: Any, call: str, line: st
             go.touch()
 
     watch = Watch(act)
-    nbspawn.spawn(function, (str(go),), 2, backend="gloo", view=watch, timeout=60)
+    nbspawn.spawn(function, (str(go),), 2, backend="gloo", view=watch, timeout=120)
     last = [status for status in watch.seen if status.rank == 1 and status.state == "waiting"][-1]
     assert last.position.call == call
     assert last.position.frames[-1].line == line_of(function, line)
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "process",
+        "any child",
+        "event",
+        "thread",
+        pytest.param(
+            "work that is done",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="which call of a line runs is not told"),
+        ),
+    ],
+)
+def test_a_wait_for_no_rank_is_none(what: str) -> None:
+    """Of seconds: a rank counts as idle only then."""
+    watch = Watch()
+    nbspawn.spawn(ranks.wait_for_nobody, (what,), 2, backend="gloo", view=watch, timeout=120)
+    states = [(status.state, status.position.frames[-1].name) for status in watch.seen if status.position.frames]
+    assert ("running", "wait_for_nobody") in states
+    assert not [state for state in states if state == ("waiting", "wait_for_nobody")]
+
+
+@pytest.mark.timing
 def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
     watch = Watch()
-    nbspawn.spawn(ranks.reduce_for, (3.0,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=60)
+    nbspawn.spawn(ranks.reduce_for, (3.0,), nprocs=2, backend="gloo", start_method="fork", view=watch, timeout=120)
     called = {status.called for status in watch.seen if status.rank == 0 and status.state == "waiting"}
     assert len(called) > 1
     longest = max(time.monotonic() - status.called for status in watch.seen[-2:])
@@ -122,14 +151,14 @@ def test_gauges() -> None:
 
 def peaks(watch: Watch) -> list[str]:
     """What the final table says of each rank."""
-    head, *rows = text.table(Snapshot(watch.run, time.monotonic())).splitlines()[1:]
-    end = head.index("peak") + len("peak")
-    return [row[end - len("412 MB") : end].strip() for row in rows]
+    return text.numbers(watch.run, text.rows(Snapshot(watch.run, time.monotonic()))).get("peak", [])
 
 
 def megabytes(watch: Watch) -> list[int]:
     """The same as numbers."""
-    return [int(peak.removesuffix(" MB")) for peak in peaks(watch)]
+    found = peaks(watch)
+    assert all(found), (text.table(Snapshot(watch.run, time.monotonic())), watch.seen)
+    return [int(peak.removesuffix(" MB")) for peak in found]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -170,6 +199,7 @@ def test_a_rank_that_holds_the_gil_in_native_code_gives_no_sign_of_life() -> Non
     assert quiet[-1] == 0.0, "it came back"
 
 
+@pytest.mark.timing
 def test_the_samples_add_up_to_the_time_at_each_line() -> None:
     watch = Watch()
     began = time.monotonic()
@@ -234,7 +264,7 @@ def test_a_kernel_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     listener.listen()
     channel = Channel(tmp_path / "socket")
     reader, _ = listener.accept()
-    event = Measured(0, 1.0, 1.0, 1, 1, 1, 1)
+    event = Sampled(0, 1.0, Position(), 1.0, ())
     offered = [channel.try_send(event) for _ in range(100_000)]
     assert offered[0] and not offered[-1]
     while reader.recv(1 << 20, socket.MSG_DONTWAIT | socket.MSG_PEEK):

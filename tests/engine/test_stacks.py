@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ from leftovers import until
 
 import nbspawn
 from nbspawn._engine import native
+from nbspawn._engine import stacks as engine_stacks
 from nbspawn._engine.stacks import frames
 from nbspawn._protocol.frames import Frame, Position, Stack
+from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Event, Sampled, Started
+from nbspawn._protocol.signals import STACK
 from nbspawn._render import stacks
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
@@ -38,7 +44,7 @@ def started(nothing_left: None, tmp_path: Path) -> Any:
             events.extend(event for event in context.poll(0.05) if isinstance(event, Started))
             return len(events) == nprocs == len(list(tmp_path.glob("running-*")))
 
-        assert until(all_there, 30)
+        assert until(all_there)
         return context
 
     yield start
@@ -84,6 +90,59 @@ def test_a_rank_that_does_not_answer(started: Any) -> None:
     assert message[-1] == "Rank 1: starting", "the state is what the run knows of it"
 
 
+SLOW_WRITER = """
+import pathlib, signal, sys, time
+stack, rest = map(pathlib.Path, sys.argv[1:])
+def write(*_):
+    with stack.open("a") as file:
+        file.write('Stack (most recent call first):\\n  File "a.py", line 3 in inner\\n')
+        file.flush()
+        while not rest.exists(): time.sleep(0.001)
+        file.write('  File "a.py", line 9 in outer\\n  File "/x/nbspawn/_rank/main.py", line 1 in run\\n')
+signal.signal(int(sys.stdin.readline()), write)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stack_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a loaded machine loses its processor between two lines that it writes."""
+    files, rest = RunFiles(tmp_path, tmp_path), tmp_path / "rest"
+    seen: list[str] = []
+
+    def is_whole(text: str) -> bool:
+        seen.append(text)
+        if "inner" in text:
+            rest.touch()
+        return original(text)
+
+    original = engine_stacks.is_whole
+    monkeypatch.setattr(engine_stacks, "is_whole", is_whole)
+    command = [sys.executable, "-c", SLOW_WRITER, str(files.stack(0)), str(rest)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin and rank.stdout
+        print(int(STACK), file=rank.stdin, flush=True)
+        rank.stdout.readline()
+        found = engine_stacks.Stacks(files, None).look({0: rank.pid}, deep=False)
+        rank.stdin.close()
+    assert found == {0: Stack((Frame("a.py", 9, "outer"), Frame("a.py", 3, "inner")))}
+    assert not original(seen[0]) and original(seen[-1])
+
+
+def test_a_stack_that_is_too_deep_is_whole_where_it_is_cut(tmp_path: Path) -> None:
+    def deeper(depth: int) -> str:
+        if depth:
+            return deeper(depth - 1)
+        with (tmp_path / "stack").open("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=False)
+            file.seek(0)
+            return file.read()
+
+    whole = deeper(150)
+    assert engine_stacks.is_whole(whole) and len(frames(whole)) == 100
+    assert not any(engine_stacks.is_whole(whole[:end]) for end in range(len(whole)))
+
+
 def test_one_without_an_answer_was_seen_somewhere() -> None:
     """On a full disk no rank can write its stack."""
     here = Position((Frame("cell", 3, "<module>"),))
@@ -111,7 +170,7 @@ def test_py_spy_that_may_not_look_or_gives_nonsense_is_no_error(
     started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = started(ranks.mark_and_sleep, 2, "fork")
-    for script in ("echo Permission Denied >&2; exit 1", "echo '[]'"):
+    for script in ("echo Permission Denied >&2; exit 1", "echo '[]'", "echo '[3]'", "echo nonsense"):
         program = tmp_path / "py-spy"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
@@ -135,6 +194,7 @@ def test_the_users_part_of_the_first_dump() -> None:
         Frame("/tmp/ipykernel_1/2.py", 12, "<module>"),
         Frame("/site-packages/torch/a.py", 3, "wait"),
     )
+    assert engine_stacks.is_whole(DUMP) and not engine_stacks.is_whole(DUMP.partition("in run_code")[0])
     assert frames("") == frames("Fatal Python error: Aborted\n") == ()
 
 
@@ -167,6 +227,23 @@ def test_ranks_with_the_same_stack_are_one_group_and_library_paths_are_short() -
     ]
     page = stacks.html("Where <now>", found, at(RUN), open_=False)
     assert "x.go(1 &lt; 2)" in page and "Where &lt;now&gt;" in page and "<details>" in page and " open" not in page
+
+
+@pytest.mark.parametrize(
+    "seen", [(AT_3,), (AT_3._replace(name="<cell line: 1>"),), (), (Frame(CELL, 2, "<module>"),)], ids=repr
+)
+def test_a_rank_waits_where_its_stack_still_is(seen: tuple[Frame, ...]) -> None:
+    """It may have left what it was seen in last (the process group's rendezvous, before the cell) for a call that holds
+    Python's lock."""
+    run = RUN
+    for event in (Started(0, 1, 0.1), Sampled(0, 0.2, Position(seen, "barrier", True), 0.2, ())):
+        run = reduce(run, [event], 0.2)
+    heading, *_ = stacks.text({0: Stack((AT_3, IN_TORCH))}, at(run))
+    assert heading == ("Rank 0, waiting 800 ms in barrier:" if seen[:1] and seen[0].line == 3 else "Rank 0:")
+    written = AT_3._replace(file="/tmp/\\xe9.py")  # by faulthandler, in a file of that name
+    here = Position((AT_3._replace(file="/tmp/é.py"),), "barrier", True)
+    run = reduce(RUN, [Started(0, 1, 0.1), Sampled(0, 0.2, here, 0.2, ())], 0.2)
+    assert stacks.text({0: Stack((written,))}, at(run))[0] == "Rank 0, waiting 800 ms in barrier:"
 
 
 def test_other_threads_are_folded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kernels import Kernel, assigned, ok, once
+from kernels import Cell, Kernel, assigned, ok, once
 
 MARK = "AUTO MODE: every plain cell runs in these ranks"
 
@@ -54,6 +54,14 @@ def test_magics_at_the_head_stay_and_the_rest_goes(auto: Kernel) -> None:
     reply = ok(auto.execute("%env ONE=1\n!echo here\n\nx"))
     assert reply.result == "[0] 0\n[1] 1" and "here" in reply.text().splitlines()
     assert ok(auto.execute(f"a = {assigned('echo ranks')}\na[0]")).result == "[0-1] 'ranks'"
+
+
+@once
+def test_what_a_front_end_asks_for_itself_stays_in_the_notebook(auto: Kernel) -> None:
+    """The list of variables, for one."""
+    Cell(auto, auto._client.execute("asked_by = 'a front end'", silent=True), ()).wait()
+    ok(auto.execute("%ranks auto off"))
+    assert auto.value("asked_by") == "a front end"
 
 
 @once

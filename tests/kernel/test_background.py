@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from kernels import Cell, Kernel, Reply, lives, ok, wait_until
+from kernels import Cell, Kernel, Reply, ok, wait_until
 
 from nbspawn._session.background import Attachment
 
@@ -39,7 +39,7 @@ def test_later_cells_run_and_stay_clean(kernel: Kernel, flag: str, method: str) 
     cell = start(kernel, LOOP.format(flag=flag) + "print('end of', rank)\nrank * 10", f"-m {method}")
     seen = ok(kernel.execute("import time\ntime.sleep(0.5)\nprint('mine')\n1 + 1"))
     assert [output["type"] for output in seen.saved] == ["stdout", "execute_result"] and seen.text() == "mine\n"
-    cell.see(lambda: cell.reply.table["text/plain"].count("● running") == 2, "the table lives")
+    cell.see(lambda: cell.reply.outputs and cell.reply.table["text/plain"].count("● running") == 2, "the table lives")
     listed = ok(kernel.execute("%ranks")).text()
     assert "2 ranks @bg1" in listed and listed.count("running") == 2
     assert not kernel.value("h.done()") and kernel.value("h.running()")
@@ -158,13 +158,3 @@ def test_much_output_stays_bounded(kernel: Kernel, flag: str) -> None:
     cell.see(lambda: "19999 x" in "".join(places(cell.reply)), "the last line is shown")
     shown = places(cell.reply)[0]
     assert shown.startswith("… earlier lines are in ") and len(shown) < 20_000
-
-
-@pytest.mark.parametrize("how", ["shutdown", "kill", "restart"])
-def test_no_rank_outlives_the_kernel(own_kernel: Kernel, how: str) -> None:
-    start(own_kernel, "import time\nprint('begun')\ntime.sleep(600)")
-    wait_until(lambda: own_kernel.value("h.run.counts").get("running") == 2, "they run")
-    pids = [process.pid for process in own_kernel.ranks()]
-    assert len(pids) == 2
-    getattr(own_kernel, how)()
-    wait_until(lambda: not any(map(lives, pids)), "the ranks end", 10)

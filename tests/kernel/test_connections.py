@@ -62,7 +62,7 @@ def no_rank_stays(kernel: Kernel) -> Iterator[None]:
 def stop_while_all_wait(kernel: Kernel, code: str, sign: str = "◍ waiting") -> None:
     """Run it in three ranks, press Stop when the table shows the sign for each, and find them alive."""
     before = ok(kernel.execute("%%ranks\nimport os; os.getpid()")).result
-    cell = kernel.submit(f"%%ranks\n{code}")
+    cell = kernel.submit(f"%%ranks -g 60\n{code}")
     cell.read_until(
         lambda: cell.reply.outputs and cell.reply.table["text/plain"].count(sign) == 3, "all wait", PATIENCE
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from kernels import Cell, Kernel, Reply, wait_gone
-from users import WIDGET, User
+from users import UNTIL_TOLD, WIDGET, User
 
 SLEEP = """%%spawn 2 -g {grace}
 import os, time
@@ -31,7 +30,7 @@ def gone_again(cell: Cell) -> None:
 
 
 def test_stop_and_the_cells_after_it(kernel: Kernel) -> None:
-    user = User(kernel, SLEEP.format(grace=3, then="raise"))
+    user = User(kernel, SLEEP.format(grace=60, then="raise"))
     user.see_controls()
     user.click("Stop")
     reply = user.cell.wait()
@@ -39,29 +38,19 @@ def test_stop_and_the_cells_after_it(kernel: Kernel) -> None:
     assert reply.table["text/plain"].count("interrupted") == 2
     assert not user.models, "every widget is closed"
     gone_again(user.cell)
-    wait_gone(pids(reply), 2)
+    wait_gone(pids(reply))
     assert kernel.value("6 * 7") == 42
 
 
 def test_the_second_stop_kills(kernel: Kernel) -> None:
-    user = User(kernel, SLEEP.format(grace=60, then="pass"))
+    user = User(kernel, SLEEP.format(grace=600, then="pass"))
     user.see_controls()
     user.click("Stop")
     user.until(lambda: sum("asked" in line for line in user.cell.reply.lines) >= 1, "a rank was asked")
     user.until(lambda: "Kill" in str(user.models), "the button says what it does")
-    pressed = time.monotonic()
     user.click("Kill")
     reply = user.cell.wait()
-    assert time.monotonic() - pressed < 5
     assert reply.table["text/plain"].count("killed") == 2
-
-
-UNTIL_TOLD = """%%spawn 2
-import os, time
-print(f'<b>only {{rank}}</b>')
-while not os.path.exists({go!r}):
-    time.sleep(0.01)
-"""
 
 
 def test_one_ranks_output(kernel: Kernel, tmp_path: Path) -> None:
@@ -104,10 +93,11 @@ def test_queued_cells_run_in_their_order(kernel: Kernel, tmp_path: Path) -> None
 def test_a_front_end_that_shows_no_widgets(kernel: Kernel, tmp_path: Path) -> None:
     user = User(kernel, UNTIL_TOLD.format(go=str(tmp_path / "go")))
     user.view()
-    user.until(lambda: not user.models, "they go again")
-    gone_again(user.cell)
+    assert [data["text/plain"] for data in user.cell.reply.shown if WIDGET in data] == [""], "its place looks empty"
     (tmp_path / "go").touch()
     assert user.cell.wait().status == "ok"
+    assert not user.models
+    gone_again(user.cell)
 
 
 @pytest.mark.parametrize(

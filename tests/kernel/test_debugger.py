@@ -9,22 +9,8 @@ from pathlib import Path
 
 import pytest
 from kernels import Kernel, Reply, ok, plain, wait_gone, wait_until
+from methods import METHODS
 from users import USERS, User
-
-
-@pytest.fixture(params=["fork", "forkserver", "spawn"])
-def method(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-# Where nothing of a new process is at stake: spawn takes some seconds.
-quickly = pytest.mark.parametrize("method", ["fork", "forkserver"])
-
-
-@pytest.fixture(params=["fork", "forkserver"])
-def quick_method(request: pytest.FixtureRequest) -> str:
-    """Where nothing of a new process is at stake: spawn takes some seconds."""
-    return request.param
 
 
 def said(reply: Reply, rank: int) -> str:
@@ -58,6 +44,7 @@ dist.all_reduce(x)
 x.item()"""
 
 
+@pytest.mark.parametrize("method", METHODS)
 def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, method: str) -> None:
     user = User(kernel, REDUCED.format(method=method))
     assert user.prompt() == "[1] ipdb> "
@@ -82,7 +69,6 @@ x *= 2
 x.item()"""
 
 
-@quickly
 def test_lockstep(kernel: Kernel, method: str) -> None:
     user = User(kernel, LOCKSTEP.format(method=method))
     first = int(user.prompt()[1])
@@ -98,7 +84,6 @@ def test_lockstep(kernel: Kernel, method: str) -> None:
     assert kernel.value("list(out)") == [6.0] * 3
 
 
-@quickly
 def test_steps_go_from_statement_to_statement_and_end_with_the_cell(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 1 -m {method}\nimport json\nbreakpoint()\ny = json.dumps([rank])\nfor i in range(2):\n    z = i\ny"
     user = User(kernel, cell)
@@ -146,8 +131,8 @@ def test_a_function_of_another_cell_and_of_a_library(kernel: Kernel, method: str
         "import ipdb; ipdb.set_trace()",
     ],
 )
-def test_other_ways_into_the_debugger(kernel: Kernel, quick_method: str, stop: str) -> None:
-    user = User(kernel, f"%%spawn 2 -m {quick_method}\nx = 5\nif rank == 0:\n    {stop}\nx")
+def test_other_ways_into_the_debugger(kernel: Kernel, method: str, stop: str) -> None:
+    user = User(kernel, f"%%spawn 2 -m {method}\nx = 5\nif rank == 0:\n    {stop}\nx")
     assert user.prompt().startswith("[0] ")
     assert "5" in user.say("p x")
     assert "Stopped here too" not in user.say("c")
@@ -176,7 +161,6 @@ if rank == 1:
 dist.barrier()"""
 
 
-@quickly
 def test_post_mortem(kernel: Kernel, method: str) -> None:
     user = User(kernel, FAILS.format(method=method, options="--pdb"))
     assert user.prompt() == "[1] ipdb> "
@@ -215,29 +199,26 @@ def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
     user.say("q")
     reply = user.cell.wait()
     assert reply.ename == "RankRaisedError" and "ZeroDivisionError" in reply.traceback
-    assert first in range(3) and reply.seconds < 20
+    assert first in range(3)
 
 
-@quickly
 def test_quit_ends_the_run_and_strands_nobody(kernel: Kernel, method: str) -> None:
-    cell = f"""%%spawn 3 -m {method} -g 20
+    cell = f"""%%spawn 3 -m {method} -g 600
 import os, time
 print('pid', os.getpid())
 if rank == 2: time.sleep(600)
 breakpoint()"""
     user = User(kernel, cell)
     user.prompt()
-    asked = time.monotonic()
     user.say("q")
     reply = user.cell.wait()
-    assert time.monotonic() - asked < 10, "within the grace period"
     assert reply.ename == "KeyboardInterrupt"
     assert "quit in the debugger" in reply.table["text/plain"]
-    wait_gone(pids(reply), 2)
+    wait_gone(pids(reply))
     assert kernel.value("6 * 7") == 42
 
 
-STOPPED = """%%spawn 3 -m {method} -g 20
+STOPPED = """%%spawn 3 -m {method} -g 600
 import os
 print('pid', os.getpid())
 try:
@@ -247,20 +228,17 @@ finally:
 
 
 @pytest.mark.parametrize("interrupt", ["interrupt", "interrupt_every_process"])
-def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, quick_method: str, interrupt: str) -> None:
-    user = User(kernel, STOPPED.format(method=quick_method))
+def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, method: str, interrupt: str) -> None:
+    user = User(kernel, STOPPED.format(method=method))
     wait_until(lambda: user.say("ranks").count("debugging") >= 3, "all have stopped")
-    asked = time.monotonic()
     getattr(kernel, interrupt)()
     reply = user.cell.wait()
-    assert time.monotonic() - asked < 10, "within the grace period"
     assert reply.ename == "KeyboardInterrupt" and reply.table["text/plain"].count("interrupted") == 3
     assert all("tidied" in said(reply, rank) for rank in range(3))
-    wait_gone(pids(reply), 2)
+    wait_gone(pids(reply))
 
 
-@quickly
-@pytest.mark.parametrize("end", ["shutdown", "kill"])
+@pytest.mark.parametrize(("method", "end"), [("fork", "shutdown"), ("forkserver", "kill")])
 def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, method: str, end: str) -> None:
     with Kernel(tmp_path) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
@@ -268,7 +246,7 @@ def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, metho
         user.prompt()
         ranks = pids(user.cell.reply)
         getattr(kernel, end)()
-        wait_gone(ranks, 5)
+        wait_gone(ranks)
 
 
 @pytest.mark.parametrize("stop", ["input('n?')", "breakpoint()"])
@@ -281,18 +259,17 @@ def test_post_mortem_of_an_error_that_was_raised_below_a_prompt(kernel: Kernel, 
 
 
 @pytest.mark.parametrize("options", ["", "--pdb"])
-def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, quick_method: str, options: str) -> None:
+def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, method: str, options: str) -> None:
     stop = "1 / 0" if options else "breakpoint()"
-    reply = kernel.execute(f"%%spawn 2 -m {quick_method} {options}\nif rank == 1:\n    {stop}", stdin=False)
+    reply = kernel.execute(f"%%spawn 2 -m {method} {options}\nif rank == 1:\n    {stop}", stdin=False)
     if options:
         assert "ZeroDivisionError" in reply.traceback and "nobody can answer here" in reply.text()
     else:
         assert "RuntimeError: nobody can answer here" in reply.traceback and "line 3" in reply.traceback
-    assert reply.seconds < 20
 
 
 def test_no_clock_runs_at_the_prompt(kernel: Kernel) -> None:
-    cell = """%%spawn 3 -b gloo -t 2 -g 0.5
+    cell = """%%spawn 3 -b gloo -t 2 -g 5
 import torch.distributed as dist; dist.barrier()  # all are connected
 if rank == 1: breakpoint()
 if rank == 2: 1 / 0
@@ -312,7 +289,7 @@ dist.barrier()"""
 
 
 def test_a_breakpoint_because_a_peer_has_failed(kernel: Kernel) -> None:
-    cell = """%%spawn 2 -b gloo -g 0.5
+    cell = """%%spawn 2 -b gloo -g 60
 import torch.distributed as dist; dist.barrier()  # all are connected
 if rank: 1 / 0
 try:
@@ -377,12 +354,12 @@ def test_break_into_a_rank_that_runs(looping: Kernel, method: str) -> None:
     assert user.cell.wait().ename == "KeyboardInterrupt"
 
 
-def test_break_into_a_function_that_spawn_runs(looping: Kernel, quick_method: str) -> None:
+def test_break_into_a_function_that_spawn_runs(looping: Kernel, method: str) -> None:
     cell = f"""import nbspawn
 def main(rank, limit):
     if rank == 0: return wait_for(limit)
     return rank
-nbspawn.spawn(main, (3,), nprocs=2, start_method={quick_method!r})"""
+nbspawn.spawn(main, (3,), nprocs=2, start_method={method!r})"""
     user = User(looping, cell)
     user.see_controls()
     user.until(lambda: "time.sleep" in user.cell.reply.table["text/plain"], "rank 0 is there")
@@ -395,8 +372,8 @@ nbspawn.spawn(main, (3,), nprocs=2, start_method={quick_method!r})"""
     assert user.cell.wait().ename == "KeyboardInterrupt"
 
 
-def test_break_into_a_rank_in_native_code(kernel: Kernel, quick_method: str) -> None:
-    cell = f"""%%spawn 2 -m {quick_method} -b gloo -o out
+def test_break_into_a_rank_in_native_code(kernel: Kernel, method: str) -> None:
+    cell = f"""%%spawn 2 -m {method} -b gloo -o out
 import time, torch.distributed as dist
 over = 0
 if rank:
@@ -423,7 +400,6 @@ over"""
     assert kernel.value("list(out)") == [5, 1]
 
 
-@quickly
 def test_break_into_a_rank_before_its_first_line(kernel: Kernel, tmp_path: Path, method: str) -> None:
     cell = f"""%%spawn 1 -m {method} -o out
 !touch {tmp_path / "in"}; while [ ! -e {tmp_path / "go"} ]; do sleep 0.01; done
@@ -442,8 +418,8 @@ x"""
     assert kernel.value("out[0]") == 7
 
 
-def test_a_rank_that_is_broken_into_while_it_displays_and_prints(kernel: Kernel, quick_method: str) -> None:
-    cell = f"""%%spawn 1 -m {quick_method} -o out
+def test_a_rank_that_is_broken_into_while_it_displays_and_prints(kernel: Kernel, method: str) -> None:
+    cell = f"""%%spawn 1 -m {method} -o out
 from IPython.display import display, HTML
 count, go = 0, True
 handle = display(HTML('0'), display_id=True)
@@ -465,93 +441,3 @@ count"""
     user.say("c")
     ok(user.cell.wait())
     assert kernel.value("out[0]") > 5
-
-
-GIL = """%%spawn 3 -b gloo -g 1 {options}
-import collections, itertools, threading, torch.distributed as dist
-def stuck(n):
-    return collections.deque(itertools.repeat(0, n), 0)
-if rank == 1:
-    stuck(10**12)
-threading.Thread(target=threading.Event().wait, args=(600,), name="loader", daemon=True).start()
-dist.barrier()"""
-
-
-def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
-    user = User(kernel, GIL.format(options=""))
-    user.see_controls()
-    user.until(lambda: user.cell.reply.table["text/plain"].count("waiting") == 2, "ranks 0 and 2 wait")
-    user.click("Stacks")
-    user.until(lambda: user.cell.reply.stacks, "they are shown")
-    user.click("Stop")
-    [shown] = user.cell.reply.stacks
-    text = plain(shown["text/plain"])
-    waiting = text.index("Ranks 0 and 2, waiting")
-    holding = text.index("Rank 1:")
-    number = re.search(r"Cell In\[(\d+)\]", text)[1]  # type: ignore[index]
-    assert waiting < text.index(f"Cell In[{number}], line 8\n      dist.barrier()") < holding
-    assert "torch/distributed/distributed_c10d.py" in text[:holding] and "thread loader: " in text[:holding]
-    assert f"Cell In[{number}], line 6\n      stuck(10**12)" in text[holding:]
-    assert f"Cell In[{number}], line 4, in stuck\n" in text[holding:]
-    assert "nbspawn" not in text and "interactiveshell" not in text
-    assert "<details open>" in shown["text/html"] and "1 other thread" in shown["text/html"]
-    user.cell.wait()
-
-
-def test_stacks_with_and_without_native_frames(kernel: Kernel) -> None:
-    ok(kernel.execute("from nbspawn._engine import native\nfound = native._py_spy"))
-    try:
-        for absent in (False, True):
-            if absent:
-                ok(kernel.execute("native._py_spy = lambda: None"))
-            reply = kernel.execute(GIL.format(options="-t 2"))
-            waiting, _, holding = reply.traceback.partition("Rank 1:")
-            assert ("native: c10d::Work::wait (libtorch_cpu.so)" in waiting) is not absent
-            assert "dist.barrier()" in waiting and "in stuck\n" in holding
-    finally:
-        kernel.execute("native._py_spy = found")
-
-
-def test_stacks_when_the_time_is_out(kernel: Kernel) -> None:
-    reply = kernel.execute(GIL.format(options="-t 2"))
-    assert reply.ename == "RunTimeoutError"
-    assert "Ranks 0 and 2, waiting" in reply.traceback and "dist.barrier()" in reply.traceback
-    assert "Rank 1:" in reply.traceback and "in stuck\n" in reply.traceback
-
-
-def test_stacks_at_the_second_interrupt(kernel: Kernel) -> None:
-    cell = """%%spawn 2 -g 60
-import time
-def tidy():
-    print("tidying")
-    time.sleep(600)
-try:
-    print("begun")
-    time.sleep(600)
-finally:
-    tidy()"""
-    cell_ = kernel.submit(cell)
-    cell_.until("begun")
-    kernel.interrupt()
-    cell_.until("tidying")
-    kernel.interrupt()
-    reply = cell_.wait()
-    assert reply.ename == "KeyboardInterrupt"
-    first, _, second = reply.traceback.partition("When they were killed:")
-    assert "line 8" in first and "line 5, in tidy\n      time.sleep(600)" in second
-
-
-def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
-    shorter = "standstill.LONG = stall.PATIENCE = 1"
-    imports = "from nbspawn._session import standstill\nfrom nbspawn._state import stall"
-    ok(kernel.execute(f"{imports}\n{shorter}"))
-    try:
-        user = User(kernel, GIL.format(options=""))
-        user.until(lambda: user.cell.reply.stacks, "they are shown")
-        kernel.interrupt()
-        reply = user.cell.wait()
-    finally:
-        ok(kernel.execute("standstill.LONG, stall.PATIENCE = 30.0, 5.0"))
-    [shown] = reply.stacks
-    assert "Ranks 0 and 2, waiting" in shown["text/plain"] and "in stuck" in shown["text/plain"]
-    assert "<details>" in shown["text/html"]

@@ -73,7 +73,10 @@ def test_optimizers_nan_types_shapes_and_keys(kept: Kernel) -> None:
             "if rank == 1: value['c'] = {'d': torch.ones(1)}"
         )
     )
+    ok(kept.execute("%%ranks 3\nbias = model[2].bias.detach().clone()\nmodel[2].bias.data += 1"))
     text = "\n".join(diff(kept, "optimizer"))
+    ok(kept.execute("%%ranks 3\nmodel[2].bias.data.copy_(bias);"))
+    assert ".param_groups[0]['params'][3] (float32[4]): ranks 0-2 agree, rank 3 differs" in text
     assert ".param_groups[0]['lr'] (float): 0.2 in ranks 0-2, 0.1 in rank 3" in text
     assert ".state[1]['exp_avg'] (float32[8]): ranks 0-1 and 3 agree, rank 2 differs" in text
     assert "first at [1]: nan, not" in text and "; 1 NaN (not 0)" in text

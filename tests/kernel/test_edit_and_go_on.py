@@ -60,12 +60,8 @@ mine = Mine(1, 1)
 """
 
 
-@pytest.fixture(params=["fork", "forkserver", "spawn"])
-def method(request: pytest.FixtureRequest) -> str:
-    """Under spawn, too: each has its own way of what a rank has imported."""
-    return request.param
-
-
+# Under spawn, too: each has its own way of what a rank has imported.
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_functions_classes_and_instances_follow(kernel: Kernel, module: Module, method: str) -> None:
     start(kernel, module, f"--autoreload -m {method}", MADE)
     assert ok(kernel.execute(ASK)).result == "[0-1] (1, 1)"

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kernels import Kernel, ok, wait_until
+from kernels import Kernel, ok, once, wait_until
 
 METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_written_hides_no_error(kernel: Kernel, method: st
         "except BlockingIOError: os.set_blocking(write, True)\n"
         "file = open(write, 'wb')\nfile.write(b'more')\n1 / 0"
     )
-    reply = kernel.execute(f"%%spawn 1 -m {method} -g 30\n{cell}", 20)
+    reply = kernel.execute(f"%%spawn 1 -m {method} -g 600\n{cell}")
     assert reply.ename == "RankRaisedError" and "ZeroDivisionError" in reply.evalue
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_written_hides_no_error(kernel: Kernel, method: st
 def test_what_does_not_return_at_the_end_is_stopped_as_a_cell_is(kernel: Kernel, method: str, begin: str) -> None:
     wait = "def wait():\n    time.sleep(0.3)\n    print('waits')\n    time.sleep(1000)"
     code = f"import time\n{wait}\n{begin}"
-    cell = kernel.submit(f"%%spawn 2 -m {method} -g 0.5\n{code}").until("waits")
+    cell = kernel.submit(f"%%spawn 2 -m {method} -g 0.5\n{code}").until_ranks("waits", range(2))
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     kernel.assert_no_rank()
@@ -149,5 +149,47 @@ def test_what_the_kernel_has_registered_for_its_own_end_is_not_the_ranks(own_ker
     assert (folder / "file").read_text() == "notebook rank rank "
     assert (folder / "hidden").read_text() == "notebook "
     own_kernel.shutdown()
-    wait_until(lambda: (folder / "atexit").exists(), "the kernel's own handler runs", 10)
+    wait_until(lambda: (folder / "atexit").exists(), "the kernel's own handler runs")
     assert (folder / "atexit").read_text() == "one "
+
+
+@once
+def test_files_of_the_notebook_stay_as_they_are_whatever_forked_ranks_look_at(
+    kernel: Kernel, method: str, tmp_path: Path
+) -> None:
+    """To look at memory, or to follow a class that is defined anew, they look at all that they have inherited."""
+    setup = f"""import tempfile
+class Record:
+    made = 1
+record = Record()
+log = open({str(tmp_path / "log")!r}, 'w')
+log.write('a line\\n')
+temporary = tempfile.NamedTemporaryFile()"""
+    ok(kernel.execute(setup))
+    ok(kernel.execute("%%spawn 2 --keep -m fork\nkept = record.made"))
+    ok(kernel.execute("log.write('another\\n')"))
+    ok(kernel.execute("%ranks memory"))
+    ok(kernel.execute("class Record:\n    made = 2"))
+    assert ok(kernel.execute("%%ranks --push Record\nrecord.made")).result == "[0-1] 2"
+    ok(kernel.execute("%ranks stop"))
+    assert kernel.value("__import__('os').path.exists(temporary.name)")
+    ok(kernel.execute("log.close(); temporary.close()"))
+    assert (tmp_path / "log").read_text() == "a line\nanother\n"
+
+
+@pytest.mark.parametrize("end", ["shutdown", "restart", "reload"])
+def test_kept_ranks_end_as_programs_do_when_their_kernel_ends(own_kernel: Kernel, tmp_path: Path, end: str) -> None:
+    cell = f"""%%spawn 2 --keep
+import atexit
+kept = open({str(tmp_path)!r} + f'/file-{{rank}}', 'w')
+kept.write('all of it')
+atexit.register(lambda: open({str(tmp_path)!r} + f'/exit-{{rank}}', 'w').write('ran'));"""
+    ok(own_kernel.execute(cell))
+    if end == "reload":
+        ok(own_kernel.execute("%reload_ext nbspawn"))
+    elif end == "restart":
+        own_kernel.restart()
+    else:
+        own_kernel.shutdown()
+    assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["all of it"] * 2
+    assert [(tmp_path / f"exit-{rank}").read_text() for rank in range(2)] == ["ran"] * 2

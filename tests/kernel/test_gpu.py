@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import WARM
-from kernels import Cell, Kernel, Reply, ok, wait_gone, wait_until
+from kernels import WARM, Cell, ExecutedKernel, Kernel, Reply, ok, wait_gone, wait_until
 
 from nbspawn._engine import devices
 
@@ -162,7 +161,7 @@ def test_a_group_that_the_cell_makes_itself(kernel: Kernel) -> None:
     """As under torchrun: by the environment, nccl for CUDA tensors and gloo for the others."""
     cell = """%%spawn 1
 import torch, torch.distributed as dist
-dist.init_process_group()
+dist.init_process_group("cpu:gloo,cuda:nccl")
 there, here = torch.ones(2, device=device), torch.ones(2)
 dist.all_reduce(there)
 dist.all_reduce(here)
@@ -265,7 +264,7 @@ apply = scaled(torch.tensor(10.0, device='cuda'))"""
 @pytest.fixture(scope="module")
 def module_cuda_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel in which the third cell has initialised CUDA."""
-    with Kernel(tmp_path_factory.mktemp("cuda-kernel")) as kernel:
+    with ExecutedKernel(tmp_path_factory.mktemp("cuda-kernel")) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
         ok(kernel.execute(WARM))
         run(kernel, USES_CUDA)
@@ -494,7 +493,7 @@ def test_ddp_trains_with_nccl_and_after_stop(kernel: Kernel) -> None:
 def test_a_fork_server_that_has_imported_everything(tmp_path: Path) -> None:
     """What training with torch needs is preloaded, none of it initialises CUDA, and forked ranks have it still."""
     preloading = {"NBSPAWN_PRELOAD_MB": "8192", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with Kernel(tmp_path, **preloading) as kernel:
+    with ExecutedKernel(tmp_path, **preloading) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
         run(kernel, "%%spawn 1\nimport torch\ntorch.ones(1, device=device).item()")
         for _ in range(2):  # what the run has taught comes second
@@ -502,7 +501,7 @@ def test_a_fork_server_that_has_imported_everything(tmp_path: Path) -> None:
         assert kernel.value("{name: why for name, why in _s.report.refused.items() if 'cuda' in why.lower()}") == {}
         reply = run(kernel, f"%%spawn 2 -b gloo{TRAIN}")
         assert reply.result == "[0-1] ('cuda:0', True)"
-        assert "fork server, warm" in reply.table["text/plain"]
+        assert "fork server ·" in reply.table["text/plain"]
         kernel.assert_no_rank(5.0)
 
 

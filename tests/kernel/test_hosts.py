@@ -8,8 +8,7 @@ from pathlib import Path
 
 import IPython
 import pytest
-from conftest import WARM
-from kernels import Kernel, ok
+from kernels import WARM, Kernel, ok
 
 pytestmark = pytest.mark.skipif(IPython.version_info >= (8,), reason="Colab's code is for IPython 7.34")
 

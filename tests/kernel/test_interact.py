@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import IPython
 import pytest
-from kernels import Kernel, lives, ok, wait_until
+from kernels import Kernel, ok, who_said
+from methods import PATIENCE
 from test_nbclient import execute
 from widgets import WIDGET, Part, Screen
 
@@ -45,14 +45,14 @@ def test_run_and_run_again_with_another_value(kernel: Kernel, screen: Screen) ->
     assert kernel.value("(w.running, w.result, w.error, sorted(w.arguments))") == (False, None, None, ["speed"])
     part.click("Run")
     shown = part.until_text("[0] 10\n[1] 11")  # the function's own default, within the range
-    assert "[0-1] speed 1" in shown and shown.count("done") >= 2
+    assert who_said(shown, "speed 1") == {0, 1} and shown.count("done") >= 2
     assert kernel.value("(list(w.result), w.error, w.running)") == ([10, 11], None, False)
     part.set("speed", value=7)
     part.click("Run")
     shown = part.until_text("[0] 70\n[1] 71")
     assert "speed 7" in shown and "speed 1" not in shown
     part.until(lambda: "train(speed=7)" in part.picture, "the picture is that of the last run")
-    assert "<table" in part.picture and "[0] 70" in part.picture and "[0-1] speed 7" in part.picture
+    assert "<table" in part.picture and "[0] 70" in part.picture and who_said(part.picture, "speed 7") == {0, 1}
     assert part.picture.startswith('<div class="nbspawn-') and "speed 1" not in part.picture
 
 
@@ -99,6 +99,25 @@ def test_a_redefined_function_that_lacks_a_value_is_refused_each_time(kernel: Ke
     part.until_text("[0-1] 3")
 
 
+MODELS = """\
+import ipywidgets
+from ipywidgets.widgets import widget as _module
+models = lambda: len(getattr(_module, "_instances", None) or ipywidgets.Widget.widgets)  # as ipywidgets 8, 7 have them
+"""
+
+
+def test_closing_leaves_the_users_own_widgets_only(kernel: Kernel, screen: Screen) -> None:
+    ok(kernel.execute(MODELS + "own = ipywidgets.IntSlider(3)\nbefore = models()"))
+    part = begin(screen, options="nprocs=2, speed=own")
+    part.click("Run")
+    part.until_text("[0] 30\n[1] 31")
+    ok(kernel.execute("def train(rank, speed=1, name='x'):\n    return name * speed"))
+    part.click("Run")
+    part.until_text("[0-1] 'xxx'")
+    ok(kernel.execute("w.close()"))
+    assert kernel.value("(models() - before, own.comm is not None)") == (0, True)
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -109,6 +128,7 @@ def test_the_error_of_a_rank(kernel: Kernel, screen: Screen) -> None:
     shown = part.until_text("RankRaisedError: rank 1 of 2: KeyError: '<b>hieght</b>'")
     cell = r"Cell In\[\d+\]" if IPython.version_info >= (8,) else r'File ".*"'  # IPython 7 has no names for cells
     assert re.search(cell + r", line 3, in train\n    if rank: {}\['<b>hieght</b>'\]\n", shown)
+    part.until(lambda: not kernel.value("w.running"), "the kernel has heard of it, too")
     left = kernel.value("(type(w.error).__name__, w.error.rank, w.result, w.running)")
     assert left == ("RankRaisedError", 1, None, False)
     part.until(lambda: "RankRaisedError" in part.picture, "the picture has it, too")
@@ -148,7 +168,8 @@ def train(rank, go=''):
 
 
 def test_stop(kernel: Kernel, screen: Screen, tmp_path: Path) -> None:
-    part = begin_waiting(screen, tmp_path / "go")
+    stands = UNTIL_TOLD[: UNTIL_TOLD.index("    while")] + "    time.sleep(600)"
+    part = begin_waiting(screen, tmp_path / "go", code=stands)
     part.click("Stop")
     assert "Ranks 0-1 were in train" in part.ended().partition("KeyboardInterrupt: ")[2]
     assert kernel.value("(type(w.error).__name__, w.running)") == ("KeyboardInterrupt", False)
@@ -157,12 +178,11 @@ def test_stop(kernel: Kernel, screen: Screen, tmp_path: Path) -> None:
 
 
 def test_the_second_stop_kills(kernel: Kernel, screen: Screen, tmp_path: Path) -> None:
-    part = begin_waiting(screen, tmp_path / "go", "nprocs=2, options={'grace_period': 60}", STUBBORN)
+    part = begin_waiting(screen, tmp_path / "go", "nprocs=2, options={'grace_period': 600}", STUBBORN)
     part.click("Stop")
     part.until_text("asked")
-    pressed = time.monotonic()
     part.click("Kill")
-    assert part.ended().count("killed") >= 2 and time.monotonic() - pressed < 10
+    assert part.ended().count("killed") >= 2
 
 
 def test_run_pressed_twice_quickly(kernel: Kernel, screen: Screen) -> None:
@@ -301,13 +321,15 @@ def test_who_waits_in_a_cell_is_asked_there(kernel: Kernel, screen: Screen) -> N
 
 def test_nothing_is_left_by_many_runs(kernel: Kernel, screen: Screen) -> None:
     # Not eventfds: ipykernel has one for each thread that has sent something, and closes them every ten seconds.
-    count = (
-        "import threading, gc, os\ngc.collect()\n"
-        "fds = [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')"
-        " if os.path.lexists(f'/proc/self/fd/{n}')]\n"
-        "print(len(get_ipython().kernel.comm_manager.comms), threading.active_count(),"
-        " len([what for what in fds if 'eventfd' not in what and 'history' not in what]))"
-    )
+    count = """import threading, gc, os
+def _what(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:  # another thread has closed it
+        return "eventfd"
+gc.collect()
+fds = [what for what in map(_what, os.listdir("/proc/self/fd")) if "eventfd" not in what and "history" not in what]
+print(len(get_ipython().kernel.comm_manager.comms), threading.active_count(), len(fds))"""
     part = begin(screen)
 
     def run() -> str:
@@ -352,17 +374,6 @@ def test_values_with_html(kernel: Kernel, screen: Screen) -> None:
     assert "<img" not in part.picture and "&lt;img src=x&gt;" in part.picture
 
 
-@pytest.mark.parametrize("how", ["shutdown", "kill", "restart"])
-def test_no_rank_outlives_the_kernel(own_kernel: Kernel, how: str, tmp_path: Path) -> None:
-    screen = Screen(own_kernel)
-    begin_waiting(screen, tmp_path / "go")
-    pids = [process.pid for process in own_kernel.ranks()]
-    assert len(pids) == 2
-    getattr(own_kernel, how)()
-    wait_until(lambda: not any(map(lives, pids)), "the ranks end", 10)
-    assert "Traceback" not in own_kernel.terminal
-
-
 def test_a_click_in_a_subshell_that_goes(kernel: Kernel, screen: Screen, tmp_path: Path) -> None:
     """JupyterLab handles clicks there, and deletes it when the page is left."""
     if "kernel subshells" not in kernel._client.kernel_info(reply=True)["content"].get("supported_features", ()):
@@ -371,8 +382,12 @@ def test_a_click_in_a_subshell_that_goes(kernel: Kernel, screen: Screen, tmp_pat
 
     def control(kind: str, **content: str) -> dict[str, str]:
         client = kernel._client
-        client.control_channel.send(client.session.msg(kind, content))
-        return dict(client.get_control_msg(timeout=20)["content"])
+        request = client.session.msg(kind, content)
+        client.control_channel.send(request)
+        while True:  # replies to earlier tests' requests may be there still
+            reply = client.get_control_msg(timeout=PATIENCE)
+            if reply["parent_header"]["msg_id"] == request["header"]["msg_id"]:
+                return dict(reply["content"])
 
     subshell = control("create_subshell_request")["subshell_id"]
     part.click("Run", subshell)
@@ -419,5 +434,7 @@ def test_without_ipywidgets(kernel: Kernel) -> None:
     ],
 )
 def test_what_is_refused(kernel: Kernel, arguments: str, message: str) -> None:
-    reply = kernel.execute(f"{SPEED}\nnbspawn.interact({arguments})")
-    assert reply.ename == "UsageError" and message in reply.traceback
+    """And what there is of the widget already ends in silence."""
+    tried = f"try: nbspawn.interact({arguments})\nexcept nbspawn.UsageError as error: print(error)"
+    reply = ok(kernel.execute(f"{SPEED}\n{tried}\nimport gc\ngc.collect();"))
+    assert message in reply.text() and reply.text("stderr") == ""

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernels import PATIENCE, Kernel, lives, ok, once, wait_gone
+from kernels import PATIENCE, Kernel, lives, ok, once, wait_gone, wait_until
 
 START = """%%spawn 3 --keep -b gloo -m {method}
 import os, time, torch, torch.distributed as dist
@@ -91,10 +91,81 @@ def test_what_was_built_on_a_group_that_is_no_more_says_so(kept: Kernel) -> None
     assert reply.status == "error" and "created again after" not in reply.traceback, "another error, and before"
     kept.execute("%%ranks\nif rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
     reply = kept.execute(train)
-    assert "is not initialized" in reply.traceback
-    assert "The process group was created again after an error. What was built on the old one" in reply.traceback
+    assert "the process group of this call has ended: ranks were stopped, or one of them failed" in reply.traceback
     ok(kept.execute(make))
     ok(kept.execute(train))
+
+
+MODELS = """%%ranks
+import torch.distributed.optim
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+calls = []
+
+def hook(state, bucket):
+    calls.append(state)
+    return default_hooks.allreduce_hook(state, bucket)
+
+def made(**options):
+    torch.manual_seed(0)
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), **options)
+
+def hooked(state, hook):
+    model = made()
+    model.register_comm_hook(state, hook)
+    return model
+
+def gradient(model, factor=1.0):
+    model.zero_grad()
+    model(torch.full((3, 2), factor * (rank + 1.0))).sum().backward()
+    return model.module.weight.grad.flatten().tolist()
+
+models = {
+    'plain': made(),
+    'static graph': made(static_graph=True),
+    'views': made(gradient_as_bucket_view=True),
+    'unused parameters': made(find_unused_parameters=True),
+    'hook': hooked(None, hook),
+    'hook with a group': hooked(dist.group.WORLD, hook),
+    'compressed': hooked(None, default_hooks.fp16_compress_hook),
+}
+group = dist.new_group([0, 1, 2])
+built_in, of_group = made(), made(process_group=group)
+built_in._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+optimizer = torch.distributed.optim.ZeroRedundancyOptimizer(made().parameters(), torch.optim.SGD, lr=0.1)
+[[gradient(model) for model in models.values()] for _ in range(2)][-1]"""
+
+
+@once
+def test_what_was_made_with_the_group_follows_the_new_one_or_is_refused(kept: Kernel) -> None:
+    """Each model reduces as it did: with a static graph, with its hooks."""
+    assert ok(kept.execute(MODELS)).result == f"[0-2] {[[6.0, 6.0]] * 7}"
+    for stopped in ("time.sleep(600)", "dist.all_reduce(torch.ones(1)) if rank else time.sleep(600)", "1 / (rank - 1)"):
+        begun = "late = models['plain'](torch.full((3, 2), rank + 1.0)).sum()\nmine = dist.new_subgroups(1)[0]"
+        ok(kept.execute(f"%%ranks\nimport torch.distributed._functional_collectives as functional\n{begun}"))
+        cell = kept.submit(f"%%ranks\nprint('begun')\n{stopped}")
+        if "sleep" in stopped:
+            cell.until_ranks("begun", range(3))
+            kept.interrupt()
+        cell.wait()
+        late = kept.execute(
+            "%%ranks\nwith torch.no_grad(): models['plain'](torch.ones(1, 2))\nlate.backward()"
+        )  # after an error outside of the group it is the same group
+        refused = "the forward of this DistributedDataParallel came before its process group ended" in late.traceback
+        assert refused == ("sleep" in stopped) and (refused or late.status == "ok")
+        again = "calls.clear()\nfound = [[gradient(model, 2.0) for model in models.values()] for _ in range(3)]"
+        assert ok(kept.execute(f"%%ranks\n{again}\nfound[-1], len(calls)")).result == f"[0-2] {([[12.0, 12.0]] * 7, 6)}"
+        for use, says in (
+            ("gradient(of_group)", "this DistributedDataParallel was made with a process group that has ended"),
+            ("gradient(built_in)", "this DistributedDataParallel was made with a process group that has ended"),
+            ("dist.all_reduce(torch.ones(1), group=group)", "the process group of this call has ended"),
+            ("optimizer.step()", "What was built on the old one must be created again"),
+        ):
+            assert says in kept.execute(f"%%ranks\n{use}").traceback
+        value = "dist.all_reduce(one := torch.ones(1), group=dist.new_group([0, 1, 2]))\none.item()"
+        assert ok(kept.execute(f"%%ranks\n{value}")).result == "[0-2] 3.0"
+        reply = kept.execute("%%ranks\nfunctional.all_reduce(torch.ones(1), 'sum', mine).wait()")
+        assert ("Could not resolve the process group" in reply.traceback) == refused, "or it is another's name now"
 
 
 @pytest.mark.parametrize("where", ["time.sleep(600)", "time.sleep(600) if rank == 1 else dist.barrier()"])
@@ -135,14 +206,14 @@ def test_a_rank_that_dies_ends_the_session(kept: Kernel, when: str) -> None:
         assert reply.ename == "RankExitedError" and "exit code 3" in reply.traceback
     else:
         os.kill(before[1], signal.SIGKILL)
-    wait_gone(before[:1] if when == "during" else before[1:2], 5)
+    wait_gone(before[:1] if when == "during" else before[1:2])
     reply = kept.execute("%%ranks\nstate")
     if when == "during":
         assert reply.ename == "UsageError" and "`%%spawn 4 --keep` starts others" in reply.traceback
         assert "the kept ranks have ended (rank 0: process 0 terminated with exit code 3)" in reply.traceback
     else:  # it may be noticed by this cell, or just before
         assert reply.ename in ("UsageError", "RankExitedError") and "signal SIGKILL" in reply.traceback
-    wait_gone(before, 5)
+    wait_gone(before)
     kept.assert_no_rank()
     assert "3 ranks · ended: rank" in ok(kept.execute("%ranks")).text()
     assert ok(kept.execute("%ranks restart")).text().count(" idle ") == 3
@@ -150,6 +221,19 @@ def test_a_rank_that_dies_ends_the_session(kept: Kernel, when: str) -> None:
     assert "name 'half' is not defined" in reply.traceback, "a fresh session has no variables"
     cell = "%%ranks\nimport torch.distributed as dist\nrank, dist.get_world_size()"
     assert ok(kept.execute(cell)).result == "[0] (0, 3)\n[1] (1, 3)\n[2] (2, 3)"
+
+
+@once
+@pytest.mark.parametrize("killed", [0, 1])
+def test_an_earlier_error_is_not_why_ranks_have_ended(kept: Kernel, killed: int) -> None:
+    before = pids(kept)
+    assert "mine" in kept.execute("%%ranks\nif rank == 1: raise ValueError('mine')").evalue
+    os.kill(before[killed], signal.SIGKILL)
+    wait_until(lambda: "3 ranks · ended: " in ok(kept.execute("%ranks")).text(), "it is noticed, and the others end")
+    reply = kept.execute("%%ranks\nrank")
+    why = "rank 0: process 0 terminated with signal SIGKILL", "a rank has ended; before that, rank 1: ValueError: mine"
+    assert reply.ename == "UsageError" and why[killed] in reply.evalue
+    ok(kept.execute("%ranks restart"))
 
 
 @once
@@ -179,7 +263,9 @@ def test_what_ends_at_once_shows_no_table(kept: Kernel, limit: Callable[[float],
     reply = ok(kept.execute("%%ranks\nprint('said')"))
     assert [output["type"] for output in reply.outputs] == ["stdout"] and reply.of(2) == ["said"]
     limit(0)
-    assert ok(kept.execute("%%ranks\nprint('said')")).table["text/plain"].count("done") == 3
+    table = ok(kept.execute("%%ranks\nprint('said')")).table
+    assert table["text/plain"].count("done") == 3
+    assert sum(f'title="pid {rank.pid}"' in table["text/html"] for rank in kept.ranks()) == 3
 
 
 @once
@@ -292,20 +378,67 @@ def test_stop_ends_them_and_what_they_have_started(kept: Kernel) -> None:
     children = kept.value("list(child)")
     assert all(map(lives, [*before, *children]))
     ok(kept.execute("%ranks stop"))
-    wait_gone([*before, *children], 5)
+    wait_gone([*before, *children])
     kept.assert_no_rank()
 
 
-def test_a_restarted_kernel_leaves_none(own_kernel: Kernel) -> None:
-    ok(own_kernel.execute(START.format(method="forkserver")))
-    before = pids(own_kernel)
-    assert len(before) == 3
-    own_kernel.restart(now=True)
-    wait_gone(before, 5)
+def test_unloading_ends_them(unloaded: Kernel) -> None:
+    ok(unloaded.execute(START.format(method="fork")))
+    before = pids(unloaded)
+    ok(unloaded.execute("%unload_ext nbspawn"))
+    wait_gone(before)
 
 
-def test_unloading_ends_them(own_kernel: Kernel) -> None:
-    ok(own_kernel.execute(START.format(method="fork")))
-    before = pids(own_kernel)
-    ok(own_kernel.execute("%unload_ext nbspawn"))
-    wait_gone(before, 5)
+@once
+def test_variables_that_do_not_load_leave_the_ranks_own_alone(kept: Kernel) -> None:
+    """A function comes first, with the notebook's values, and then the argument that fails."""
+    ok(
+        kept.execute("""weights = 'of the notebook'
+class Late:
+    def __reduce__(self):
+        return eval, ("1 / 0",)
+late = Late()
+def use(rank, late):
+    return weights
+session = get_ipython().find_cell_magic('spawn').__self__.sessions['']""")
+    )
+    ok(kept.execute("%%ranks\nweights = f'trained by {rank}'"))
+    reply = kept.execute(
+        "import nbspawn\nfrom nbspawn._engine.jobs import FunctionJob\nsession.run(FunctionJob(use, (late,)))"
+    )
+    assert reply.ename == "RankRaisedError" and "division by zero" in reply.traceback
+    assert ok(kept.execute("%%ranks 1\nweights")).result == "[1] 'trained by 1'"
+
+
+def test_a_session_that_nobody_holds_ends(own_kernel: Kernel) -> None:
+    """A cell that makes one is run again."""
+    ok(own_kernel.execute("import gc, os, nbspawn"))
+    for _ in range(3):
+        ok(own_kernel.execute("s = nbspawn.Session(2)\ns.start()\ngc.collect();"))
+        wait_until(lambda: len(own_kernel.ranks()) == 2, "the ranks of the last one are left")
+    before = own_kernel.value("len(os.listdir('/dev/fd'))")
+    ok(own_kernel.execute("s = nbspawn.Session(2)\ns.start()\ngc.collect();"))
+    wait_until(lambda: own_kernel.value("len(os.listdir('/dev/fd'))") == before, "its descriptors are closed")
+    listed = ok(own_kernel.execute("%ranks")).text()
+    assert listed.count("2 ranks of a Session") == 1 and str(own_kernel.ranks()[0].pid) in listed, listed
+    ok(own_kernel.execute("s.close()"))
+    wait_until(lambda: not own_kernel.ranks(), "no rank is left")
+    assert "no ranks are alive" in ok(own_kernel.execute("%ranks")).text()
+
+
+def test_closing_a_session_that_works_ends_its_ranks(own_kernel: Kernel) -> None:
+    cell = """import threading, time, nbspawn
+s = nbspawn.Session(2)
+s.start()
+seen = []
+def work():
+    try: s.execute('import time; time.sleep(600)')
+    except BaseException as error: seen.append(type(error).__name__)
+thread = threading.Thread(target=work)
+thread.start()
+while not any(state == 'running' for state in s._pool.states()): time.sleep(0.01)
+s.close()
+thread.join(60)
+seen, thread.is_alive()"""
+    assert ok(own_kernel.execute(cell)).result == "(['KeyboardInterrupt'], False)"
+    wait_until(lambda: not own_kernel.ranks(), "no rank is left")

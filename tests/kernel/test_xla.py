@@ -1,4 +1,4 @@
-"""torch_xla for real, on its CPU device: from kernels, under both start methods (.ci/xla-env makes the environment)."""
+"""torch_xla for real, on its CPU device: from kernels, under both start methods (.ci/colab-env, .ci/kaggle-env)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WARM
-from kernels import Kernel, Reply, lives, ok, wait_until
+from kernels import ExecutedKernel, Kernel, Reply, lives, ok, prepare, wait_until
 
 pytest.importorskip("torch_xla")
 
@@ -50,23 +49,26 @@ INITIALISED = "__import__('torch_xla')._XLAC._xla_runtime_is_initialized()"
 @pytest.fixture(scope="module")
 def module_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel in which torch_xla is imported, as notebooks do in their first cell."""
-    with Kernel(tmp_path_factory.mktemp("kernel"), PJRT_DEVICE="CPU") as kernel:
-        ok(kernel.execute("%load_ext nbspawn"))
+    with ExecutedKernel(tmp_path_factory.mktemp("kernel"), PJRT_DEVICE="CPU") as kernel:
+        prepare(kernel, "torch_xla")
         ok(kernel.execute("import torch_xla"))
-        ok(kernel.execute(WARM))
+        yield kernel
+
+
+@pytest.fixture(scope="module")
+def kernel_with_a_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with ExecutedKernel(tmp_path_factory.mktemp("kernel"), PJRT_DEVICE="CPU") as kernel:
+        prepare(kernel, "torch_xla")
+        ok(kernel.execute("import torch, torch_xla"))
+        ok(kernel.execute("mine = torch.ones(3, device='xla') * 2\nmine.sum().item()"))
         yield kernel
 
 
 @pytest.fixture
-def used_kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """One that has used its XLA device."""
-    with Kernel(tmp_path, PJRT_DEVICE="CPU") as kernel:
-        ok(kernel.execute("%load_ext nbspawn"))
-        ok(kernel.execute("import torch, torch_xla"))
-        ok(kernel.execute("mine = torch.ones(3, device='xla') * 2\nmine.sum().item()"))
-        ok(kernel.execute(WARM))
-        yield kernel
-        kernel.assert_no_rank()
+def used_kernel(kernel_with_a_device: Kernel) -> Iterator[Kernel]:
+    """One that has used its XLA device, in its fifth cell."""
+    yield kernel_with_a_device
+    kernel_with_a_device.assert_no_rank()
 
 
 def notes(reply: Reply) -> str:
@@ -171,7 +173,7 @@ def test_stop_leaves_nothing(kernel: Kernel, method: str) -> None:
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt", str(reply)
     assert len(pids) == 4
-    wait_until(lambda: not any(map(lives, pids)), "the ranks end", 10)
+    wait_until(lambda: not any(map(lives, pids)), "the ranks end")
 
 
 # ---------------------------------------------------------------- start methods, and what is refused
@@ -180,7 +182,7 @@ def test_stop_leaves_nothing(kernel: Kernel, method: str) -> None:
 def test_fork_is_refused_by_the_name_of_the_cell(used_kernel: Kernel) -> None:
     reply = used_kernel.execute("%%spawn 2 -b xla -m fork\nrank")
     assert reply.ename == "StartError"
-    assert "the XLA runtime is initialised in this kernel; it hangs in a forked rank (since cell 3 ran)" in reply.evalue
+    assert "the XLA runtime is initialised in this kernel; it hangs in a forked rank (since cell 5 ran)" in reply.evalue
     assert "-m forkserver" in reply.evalue
 
 
@@ -207,15 +209,17 @@ def test_a_kernel_that_holds_the_tpu(used_kernel: Kernel, tmp_path: Path) -> Non
     (chip / "device").write_text("0x0063\n")
     ok(
         used_kernel.execute(
-            f"from pathlib import Path\nfrom nbspawn._engine import tpu\ntpu._PCI = Path({str(chip.parent)!r})"
+            "from pathlib import Path\nfrom nbspawn._engine import tpu\n"
+            f"own, tpu._PCI = tpu._PCI, Path({str(chip.parent)!r})"
         )
     )
-    reply = used_kernel.execute("%%spawn xla --env PJRT_DEVICE=TPU\nrank")
-    assert reply.ename == "StartError"
-    assert "this kernel holds the TPU (since cell 3 ran)" in reply.evalue and "restart the kernel" in reply.evalue
-    reply = used_kernel.execute("%%spawn 4 -b xla --env PJRT_DEVICE=TPU\nrank")
-    assert reply.ename == "UsageError"
-    assert "the one TPU chip of this machine, got 4 ranks" in reply.evalue
+    held = used_kernel.execute("%%spawn xla --env PJRT_DEVICE=TPU\nrank")
+    too_many = used_kernel.execute("%%spawn 4 -b xla --env PJRT_DEVICE=TPU\nrank")
+    ok(used_kernel.execute("tpu._PCI = own"))
+    assert held.ename == "StartError"
+    assert "this kernel holds the TPU (since cell 5 ran)" in held.evalue and "restart the kernel" in held.evalue
+    assert too_many.ename == "UsageError"
+    assert "the one TPU chip of this machine, got 4 ranks" in too_many.evalue
 
 
 def test_several_devices_in_each_process(kernel: Kernel, method: str) -> None:

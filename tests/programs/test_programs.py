@@ -1,36 +1,27 @@
 """Programs as users paste them into notebooks say under ``%%spawn``, to the last digit, what they say under torchrun.
 
 Each file beside this one is a script for torchrun. ``# %%`` parts it into cells: all of it is one cell of ``%%spawn``,
-or the first cell is, and the others follow in ranks that were kept. A cell ``# %% in the notebook`` runs in the kernel.
-What is compared are the lines with the word "rank" and its number.
+in ranks of the fork server; or the first cell is, and the others follow in forked ranks that were kept. A cell
+``# %% in the notebook`` runs in the kernel. What is compared are the lines with the word "rank" and its number.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
+import torchrun
 from kernels import Kernel, Reply, ok
-
-from nbspawn._engine.launch import default_threads
-
-RANKS = 2
-FOLDER = Path(__file__).parent
-PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path != Path(__file__))
+from torchrun import FOLDER, PROGRAMS, RANKS, Lines, said
 
 ONCE_A_PROCESS = {"rpc_calls"}
 """What torch cannot do again in a process under torchrun either: RRefs use the first agent, which has shut down."""
 
 BARS = {"rich_progress": ("100%",), "tqdm_notebook": ("5/5", "7/7")}
 """What is seen of each rank's bars when they have come to their end."""
-
-Lines = list[list[str]]
-"""By rank."""
 
 SECONDS = 120.0
 """The bound of a cell that imports transformers or Lightning, on a busy machine."""
@@ -44,12 +35,6 @@ def cells(program: str) -> tuple[list[str], list[str]]:
     return of_notebook, [text for _, text in headed if text.strip() and text not in of_notebook]
 
 
-def said(lines: list[str]) -> list[str]:
-    """The program's own lines, with the logger before them if there is one; not what stands left of them of a bar."""
-    found = (re.search(r"([\w.]+ [A-Z]+: )?\brank \d.*", line) for line in lines)
-    return [line[0] for line in found if line]
-
-
 def said_in(*replies: Reply) -> Lines:
     return [said([line for reply in replies for line in ok(reply).of(rank)]) for rank in range(RANKS)]
 
@@ -60,30 +45,14 @@ def program(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def under_torchrun(program: str, tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    folder = tmp_path_factory.mktemp("torchrun")
-    script = folder / "program.py"  # not under its own name: nothing else of this folder can be imported
-    # Threads of torch may abort an interpreter that ends normally (test_same_losses.py).
-    ending = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
-    script.write_text((FOLDER / f"{program}.py").read_text() + ending)
-    logs = folder / "logs"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
-    ran = subprocess.run(
-        [*torchrun, "--redirects=3", f"--log-dir={logs}", script],
-        env={**os.environ, "OMP_NUM_THREADS": str(default_threads(RANKS)), "GLOO_SOCKET_IFNAME": "lo"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    printed = [
-        "".join(next(logs.glob(f"*/attempt_0/{rank}/{name}.log")).read_text() for name in ("stdout", "stderr"))
-        for rank in range(RANKS)
-    ]
-    assert ran.returncode == 0, "\n".join([ran.stderr, *printed])
-    lines = [said(text.splitlines()) for text in printed]
-    assert all(lines), printed
-    return lines
+def launcher() -> Iterator[Popen[str]]:
+    with torchrun.launcher() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(program: str, launcher: Popen[str]) -> Lines:
+    return torchrun.prints(launcher, program)
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +68,6 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     yield from started(
         tmp_path_factory.mktemp("imported"), *sorted({line for line in lines if line.startswith(("import ", "from "))})
     )
-
-
-@pytest.fixture(params=["auto", "fork"])
-def method(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def kernel(method: str, bare: Kernel, imported: Kernel) -> Kernel:
-    return imported if method == "fork" else bare
 
 
 def started(folder: Path, *lines: str) -> Iterator[Kernel]:
@@ -133,23 +92,33 @@ def begin(kernel: Kernel, program: str, folder: Path) -> list[str]:
     return of_ranks
 
 
-def test_in_one_cell(program: str, under_torchrun: Lines, method: str, kernel: Kernel, tmp_path: Path) -> None:
-    text = "\n".join(begin(kernel, program, tmp_path))
-    reply = kernel.execute(f"%%spawn {RANKS} -m {method}\n{text}", SECONDS)
+def test_in_one_cell(program: str, under_torchrun: Lines, bare: Kernel, tmp_path: Path) -> None:
+    text = "\n".join(begin(bare, program, tmp_path))
+    reply = bare.execute(f"%%spawn {RANKS}\n{text}", SECONDS)
     assert said_in(reply) == under_torchrun
     for end in BARS.get(program, ()):
         assert shown(reply).count(end) == RANKS, shown(reply)
 
 
-def test_in_kept_ranks(program: str, under_torchrun: Lines, method: str, kernel: Kernel, tmp_path: Path) -> None:
+def test_ranks_differ_and_learn(launcher: Popen[str]) -> None:
+    """The comparison is worth something: the forked launcher is torchrun; losses differ by rank and step, and fall."""
+    printed = torchrun.run("digits")
+    assert printed == torchrun.prints(launcher, "digits")
+    steps = [line.split() for lines in printed for line in lines if " step " in line]
+    assert len({words[5] for words in steps}) == len(steps) == 12
+    mean = {int(words[3]): float(words[-1]) for words in steps}
+    assert mean[5] < mean[0]
+
+
+def test_in_kept_ranks(program: str, under_torchrun: Lines, imported: Kernel, tmp_path: Path) -> None:
     """Cell by cell, and then the whole program once more in the same ranks."""
-    first, *more = begin(kernel, program, tmp_path)
+    first, *more = begin(imported, program, tmp_path)
     try:
-        replies = [kernel.execute(f"%%spawn {RANKS} -m {method} --keep\n{first}", SECONDS)]
-        replies += [kernel.execute(f"%%ranks\n{text}") for text in more if replies[-1].status == "ok"]
+        replies = [imported.execute(f"%%spawn {RANKS} -m fork --keep\n{first}", SECONDS)]
+        replies += [imported.execute(f"%%ranks\n{text}") for text in more if replies[-1].status == "ok"]
         assert said_in(*replies) == under_torchrun
         if program not in ONCE_A_PROCESS:
             text = "\n".join([first, *more])
-            assert said_in(kernel.execute(f"%%ranks\n{text}")) == under_torchrun
+            assert said_in(imported.execute(f"%%ranks\n{text}")) == under_torchrun
     finally:
-        kernel.execute("%ranks stop")
+        imported.execute("%ranks stop")

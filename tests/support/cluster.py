@@ -25,6 +25,8 @@ _NET = "10.77.9"
 _PORT = 6391
 RAY = Path(sys.executable).with_name("ray")
 _START = [RAY, "start", "--disable-usage-stats", "--object-store-memory=100000000"]
+# A test run that is killed leaves nothing that runs. (While unshare waits, it ignores SIGTERM.)
+_TERMINATED, _KILLED = (["setpriv", "--pdeathsig", signal] for signal in ("TERM", "KILL"))
 # A head that finds a token in ~/.ray, where any other use of Ray leaves one, would refuse the nodes.
 _ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled"}
 # Ray then knows of a host that is gone after 12 s instead of 50, but later than nbspawn.
@@ -35,15 +37,16 @@ def missing() -> str:
     """Why there can be no such cluster here; '' if there can."""
     if os.geteuid() != 0:
         return "only root may make namespaces"
-    for program in ("ip", "unshare", "nsenter"):
+    for program in ("ip", "unshare", "nsenter", "setpriv"):
         if shutil.which(program) is None:
             return f"there is no {program}"
     if not RAY.exists():
         return "Ray is not installed"
-    tried = subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True, text=True)
+    mine = f"nbtry{os.getpid()}"  # other workers try, too
+    tried = subprocess.run(["ip", "link", "add", mine, "type", "bridge"], capture_output=True, text=True)
     if tried.returncode != 0:
         return f"namespaces are not allowed: {tried.stderr.strip()}"
-    _ip(f"link del {_BRIDGE}")
+    _ip(f"link del {mine}")
     return ""
 
 
@@ -58,9 +61,14 @@ class Cluster:
         self._inside: dict[int, int] = {}
         self._head: subprocess.Popen[bytes] | None = None
         self._folder = ""
+        self._only = socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> Cluster:
-        _ip(f"link add {_BRIDGE} type bridge")  # fails if there is one: then it is another cluster's, and stays
+        # All processes of the machine's network see the name, and it ends with this one: a bridge that is there though
+        # nobody has the name is of a test run that was killed.
+        self._only.bind(f"\0{_BRIDGE}")
+        self._unlink()
+        _ip(f"link add {_BRIDGE} type bridge")
         self._folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
         try:
             _ip(f"addr add {_NET}.1/24 dev {_BRIDGE}")
@@ -69,7 +77,7 @@ class Cluster:
             head += [f"--temp-dir={self._folder}", "--include-dashboard=false", f"--system-config={_HEALTH}"]
             command = [*map(str, [*_START, *head])]
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            self._head = subprocess.Popen(command, env=_ENVIRONMENT, **quiet)
+            self._head = subprocess.Popen([*_TERMINATED, *command], env=_ENVIRONMENT, **quiet)
             _wait(self._answers)
             for host in range(1, self._count + 1):
                 self.add(host)
@@ -86,9 +94,13 @@ class Cluster:
             holder.kill()
             holder.wait()
         # A host that was cut off lives on, without a process, until its connections have timed out.
-        for link in (*(f"nbt{host}" for host in self._holders), _BRIDGE):
-            subprocess.run(["ip", "link", "del", link], capture_output=True)
+        self._unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._only.close()
+
+    def _unlink(self) -> None:
+        for link in (*(f"nbt{host}" for host in range(1, 10)), _BRIDGE):
+            subprocess.run(["ip", "link", "del", link], capture_output=True)
 
     def add(self, host: int, gpus: int = 0, silent_dns: bool = False) -> None:
         """Make one more host of this number, with a Ray node that believes to have GPUs; its DNS may never answer."""
@@ -132,6 +144,7 @@ class Cluster:
     def _make(self, host: int) -> None:
         setup = f"hostname host{host} && mount -t tmpfs shm /dev/shm && exec sleep infinity"
         command = [
+            *_KILLED,
             "unshare",
             *"--net --pid --uts --ipc --mount --fork --mount-proc --kill-child".split(),
             "sh",

@@ -29,6 +29,8 @@ class FakeEngine:
         """What was asked of the engine, and when: ``stop_at``'s arguments, the name of another method, a command."""
         self.answers: dict[int, object] = {}
         """What the ranks answer if they are asked for their collectives."""
+        self.answer_takes = 0.0
+        """Seconds."""
         self._script = list(script)
         self._plan: list[tuple[float, Event]] = []
         self._obey = obey
@@ -76,9 +78,11 @@ class FakeEngine:
 
     def look(self, deep: bool) -> dict[int, Stack]:
         self.did.append((self.now, f"look, {deep=}"))
+        self.now += self.answer_takes
         return {rank: Stack((Frame("train.py", 7, "train"),)) for rank in range(self.nprocs) if rank not in self._ended}
 
     def ask(self, question: str) -> dict[int, object]:
+        self.now += self.answer_takes
         return {rank: answer for rank, answer in self.answers.items() if rank not in self._ended}
 
     def break_into(self, rank: int) -> None:

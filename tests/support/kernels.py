@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import IPython
@@ -20,8 +20,8 @@ import pytest
 import zmq
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
-
-PATIENCE = 60.0  # seconds: the bound of every wait; nothing here is expected to come near it
+from methods import PATIENCE
+from provisioner import NAME
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -48,9 +48,18 @@ def lives(pid: int) -> bool:
         return False
 
 
-def wait_gone(pids: Sequence[int], seconds: float) -> None:
+def wait_gone(pids: Sequence[int], seconds: float = PATIENCE) -> None:
     """Assert that the processes end within ``seconds``."""
     wait_until(lambda: not any(map(lives, pids)), f"processes {[pid for pid in pids if lives(pid)]} end", seconds)
+
+
+def stacks(pid: int) -> str:
+    """Where a process's threads are, for a test that has waited in vain; '' in an environment without py-spy."""
+    program = Path(sys.executable).with_name("py-spy")
+    if not program.exists():
+        return ""
+    dumped = subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True)
+    return dumped.stdout + dumped.stderr
 
 
 @dataclass
@@ -76,7 +85,9 @@ class Reply:
     _clear: bool = field(default=False, repr=False)
 
     def __str__(self) -> str:
-        return "\n".join([self.status, self.text()[-3000:], self.text("stderr")[-3000:], self.traceback])
+        shown = [output for output in self.saved if "text" not in output]
+        parts = self.status, self.text()[-3000:], self.text("stderr")[-3000:], self.traceback, f"Shown: {shown}"[:3000]
+        return "\n".join(parts)
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
@@ -168,6 +179,11 @@ def ranks_in(ranges: str) -> set[int]:
     return found
 
 
+def who_said(text: str, line: str) -> set[int]:
+    """The ranks that have printed this line, alone or together: equal lines are merged only while the view buffers."""
+    return set().union(*map(ranks_in, re.findall(rf"\[([\d,-]+)\] *{re.escape(line)}\b", text)))
+
+
 class Cell:
     """A cell that has been sent. ``reply`` grows while messages are read, by ``until`` and ``wait``."""
 
@@ -246,7 +262,7 @@ class Cell:
         while not enough():
             assert after or not self.over or enough(), f"the cell ended before: {what}\n{self.reply}"
             waited = f"waited {timeout} s in vain: {what}"
-            assert time.monotonic() < end, f"{waited}\n{self.reply}\n{self._kernel.stacks()}"
+            assert time.monotonic() < end, f"{waited}\n{self.reply}\n{stacks(self._kernel.pid)}"
             assert self._kernel.alive, f"the kernel died before: {what}\n{self._kernel.terminal}"
             for channel, message in self._kernel.messages():
                 # Cells that were sent later may answer while this one is waited for.
@@ -270,7 +286,10 @@ def ok(reply: Reply) -> Reply:
 
 
 class Kernel:
-    """An ipykernel of this interpreter; what it writes to its own terminal lands in ``terminal``."""
+    """An ipykernel of this interpreter, forked (provisioner.py); what it writes to its own terminal lands in
+    ``terminal``."""
+
+    provisioner: ClassVar = {"provisioner_name": NAME}
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
@@ -287,6 +306,7 @@ class Kernel:
             argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             display_name="test",
             language="python",
+            metadata={"kernel_provisioner": self.provisioner},
         )
         streams = {"stdout": self._terminal, "stderr": self._terminal}
         self._manager.start_kernel(env=self._env, cwd=str(self.folder), **streams)
@@ -399,14 +419,6 @@ class Kernel:
         self._manager.restart_kernel(now=now)
         self._connect()
 
-    def stacks(self) -> str:
-        """Where its threads are, for a test that has waited in vain; '' in an environment without py-spy."""
-        program = Path(sys.executable).with_name("py-spy")
-        if not program.exists():
-            return ""
-        dumped = subprocess.run([program, "dump", "--pid", str(self.pid)], capture_output=True, text=True)
-        return dumped.stdout + dumped.stderr
-
     def shutdown(self, now: bool = False) -> None:
         """Close the notebook."""
         self._client.stop_channels()
@@ -427,6 +439,43 @@ class Kernel:
                 continue
         return [process for process in found if lives(process.pid)]
 
-    def assert_no_rank(self, seconds: float = 2.0) -> None:
+    def assert_no_rank(self, seconds: float = PATIENCE) -> None:
         """Every rank, and every child of one, has gone (the fork server may take a moment to bury its own)."""
-        wait_until(lambda: not self.ranks(), f"ranks end: {self.ranks()}", seconds)
+        try:
+            wait_until(lambda: not self.ranks(), "ranks end", seconds)
+        except AssertionError:
+            left = [f"{rank.pid}: {rank.cmdline()}\n{stacks(rank.pid)}" for rank in self.ranks()]
+            raise AssertionError("\n".join(["these are left:", *left])) from None
+
+
+class ExecutedKernel(Kernel):
+    """One that starts as a server starts it: for what depends on its first imports or the environment they find, for
+    long days, and for benchmarks."""
+
+    provisioner: ClassVar = {}
+
+
+WARM = """\
+import torch as _torch  # takes as long as the fork server's own import beside it
+from nbspawn._engine.forkserver import server as _server
+_server.get()
+del _torch, _server
+"""
+
+# With a limit of 0 the server would import nothing.
+IMPORTED = """\
+import os as _os
+from nbspawn._engine.forkserver import server as _server
+_os.environ["NBSPAWN_PRELOAD_MB"] = "4096"
+_server.get({modules})
+_os.environ["NBSPAWN_PRELOAD_MB"] = "0"
+del _os, _server
+"""
+
+
+def prepare(kernel: Kernel, *modules: str) -> None:
+    """Load the extension, and wait for the fork server, which has these modules besides, if they are installed."""
+    if modules:
+        ok(kernel.execute(IMPORTED.format(modules=modules)))
+    ok(kernel.execute(f"%cd -q {kernel.folder}\n%load_ext nbspawn"))
+    ok(kernel.execute(WARM))

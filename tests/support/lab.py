@@ -6,18 +6,23 @@ JupyterLab, Notebook 7, Voila and the classic Notebook 6, the last with another 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import nbformat
 import psutil
-from kernels import PATIENCE, lives, wait_gone, wait_until
-from playwright.sync_api import Locator, Page, Route, expect, sync_playwright
+from kernels import lives, wait_gone, wait_until
+from methods import PATIENCE
+from playwright.sync_api import Locator, Page, Route, WebSocket, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 _END = 10.0  # seconds for a server to end
@@ -36,7 +41,9 @@ class Lab:
         self._app = app
         self._python = str(python)
         self.url = ""
+        self.messages: deque[str] = deque(maxlen=300)
         page.set_default_timeout(PATIENCE * 1000)
+        page.on("websocket", self._follow)
 
     @contextmanager
     def serving(self) -> Iterator[Lab]:
@@ -56,6 +63,17 @@ class Lab:
             yield self
         finally:
             _end(server)
+
+    def _follow(self, socket: WebSocket) -> None:
+        """Note the types of the kernel's messages and of those to it."""
+
+        def noted(way: str, frame: str | bytes) -> None:
+            found = re.search(rb'"msg_type": ?"(\w+)"', frame if isinstance(frame, bytes) else frame.encode())
+            if found:
+                self.messages.append(f"{time.strftime('%X')} {way} {found[1].decode()}")
+
+        socket.on("framesent", partial(noted, "to the kernel:"))
+        socket.on("framereceived", partial(noted, "from it:"))
 
     def _command(self) -> list[str]:
         return [
@@ -188,6 +206,10 @@ class Notebook:
     def printed(self, cell: int) -> Locator:
         """Its text on stdout, a block or several."""
         return self.outputs(cell).and_(self._page.locator('[data-mime-type="application/vnd.jupyter.stdout"]'))
+
+    def images(self, cell: int) -> Locator:
+        """Those that its code displays: the timeline, which has one too, is HTML."""
+        return self.outputs(cell).and_(self._page.locator('[data-mime-type="image/png"]'))
 
     def answer(self, text: str) -> None:
         """Type into the prompt that is open, and wait until it has been taken."""

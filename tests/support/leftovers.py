@@ -20,6 +20,7 @@ from multiprocessing import process, resource_tracker
 from pathlib import Path
 
 import psutil
+from methods import PATIENCE
 
 from nbspawn._engine import forkserver, local
 from nbspawn._engine.directories import KEPT_RUNS, remove_stale, run_directories
@@ -33,7 +34,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Wait for something that another process does; False if it did not come in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -51,7 +52,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: Iterable[int], seconds: float = 2.0) -> bool:
+def gone(pids: Iterable[int], seconds: float = PATIENCE) -> bool:
     """Have all of these processes ended, at the latest after ``seconds``?"""
     pids = list(pids)
     return until(lambda: not any(map(alive, pids)), seconds)
@@ -147,11 +148,14 @@ def kept_logs() -> list[str]:
 
 
 def assert_nothing_beyond(before: State) -> None:
-    """Compare with now. What ends by itself has ten seconds: the fork server of a rank that had a run of its own
+    """Compare with now. What ends by itself has its time: the fork server of a rank that had a run of its own
     notices the end only after its imports."""
     forgotten = list(local.running)
-    for context in forgotten:
-        context.close()
+    try:
+        for context in forgotten:
+            context.close()
+    finally:
+        local.running.clear()  # the next test is not to blame
     assert not forgotten, "a context was not closed"
     remove_stale()  # of ranks that were killed and had runs of their own, as the next kernel does
     assert all(path.endswith(".log") for path in kept_logs())
@@ -164,5 +168,5 @@ def assert_nothing_beyond(before: State) -> None:
         left = State.now().beyond(before)
         return not left
 
-    until(clean, 10.0)
+    until(clean)
     assert not left, left

@@ -1,9 +1,12 @@
-"""The start methods, and where test helpers lie."""
+"""What all tests share: the start methods, where test helpers lie, how long to wait."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 METHODS = "fork", "forkserver", "spawn"
+PATIENCE = 100.0
+"""Seconds: the bound of every wait. Nothing comes near it, but on a machine under load."""
+
 SUPPORT = str(Path(__file__).parent)
 """On ``PYTHONPATH``, for programs that tests run."""

@@ -35,7 +35,8 @@ class Processes:
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         command = [*self._commands[node], "-m", "nbspawn._agent", *arguments]
         # As if the nodes shared a file system, except for their temp directories.
-        self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
+        if node not in self.folders:  # an agent may be started anew
+            self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
         paths = os.pathsep.join(filter(None, sys.path))
         env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": self.folders[node]}
         self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import ctypes
 import itertools
 import os
@@ -22,7 +23,7 @@ import torch.distributed as dist
 
 import nbspawn
 
-LONG = 60.0  # seconds: a rank that sleeps this long is expected to be stopped
+LONG = 600.0  # seconds, more than any wait: a rank that sleeps this long is expected to be stopped
 
 # ---------------------------------------------------------------- ends of every kind
 
@@ -154,6 +155,17 @@ def sleep_for_interrupt(rank: int, folder: str) -> str:
 def fall_to_interrupt(rank: int, folder: str) -> None:
     try:
         _mark(folder, f"running-{rank}")
+        time.sleep(LONG)
+    finally:
+        _mark(folder, f"finally-{rank}")
+
+
+def interrupt_the_starter(rank: int, folder: str) -> None:
+    """The first rank, at once: the others are started after it."""
+    try:
+        _mark(folder, f"running-{rank}")
+        if not rank:
+            os.kill(os.getppid(), signal.SIGINT)
         time.sleep(LONG)
     finally:
         _mark(folder, f"finally-{rank}")
@@ -411,6 +423,21 @@ def ddp_backward_when_told(rank: int, go: str) -> None:
     loss.backward()
 
 
+def ddp_forward_when_told(rank: int, go: str) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(4))  # which has buffers
+    if rank == 0:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+    model(torch.ones(2, 4))
+
+
+def ddp_made_when_told(rank: int, go: str) -> None:
+    if rank == 0:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+
+
 def wait_when_told(rank: int, go: str) -> None:
     work = dist.all_reduce(torch.ones(1), async_op=True) if rank else None
     if work is None:
@@ -527,3 +554,20 @@ def leave_a_child_and_stop(rank: int, guardian: int) -> int:
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     os.kill(guardian, signal.SIGSTOP)
     return child.pid
+
+
+def wait_for_nobody(rank: int, what: str) -> None:
+    child = subprocess.Popen(["sleep", "3"])
+    if what == "process":
+        child.wait()
+    elif what == "any child":
+        os.wait()
+    elif what == "event":
+        threading.Event().wait(3.0)
+    elif what == "work that is done":
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        time.sleep(3.0), work.wait()  # fmt: skip
+    else:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            concurrent.futures.wait([pool.submit(time.sleep, 3.0)])
+    child.wait()

@@ -24,7 +24,8 @@ from typing import Any
 
 from nbspawn._engine.agents import versions
 from nbspawn._protocol import connection
-from nbspawn._protocol.agents import Answer, Begin, Begun, Call, Hello, Reported
+from nbspawn._protocol.agents import CALLS, Answer, Begin, Begun, Call, FromAgent, Hello, Reported
+from nbspawn._protocol.wire import pickled
 
 MARK = "node-0000"
 
@@ -120,7 +121,7 @@ class _Player:
             self._lives.append(connection.connect(address, token, connection.LIFE, node))
             self._controls.append(control)
             hello = Hello(f"host{node}", f"10.0.{node // 250}.{node % 250 + 1}", versions())
-            control.sendall(connection.frame(hello))
+            control.sendall(connection.frame(pickled(FromAgent, hello)))
         for node, control in enumerate(self._controls):
             self._selector.register(control, selectors.EVENT_READ, node)
             self._selector.register(self._bulks[node], selectors.EVENT_READ, None)
@@ -134,12 +135,14 @@ class _Player:
                     if not key.fileobj.recv(1 << 20):  # type: ignore[union-attr]
                         return
                 else:
-                    self._answer(key.data, connection.receive(self._controls[key.data]))
+                    self._answer(key.data, pickle.loads(connection.receive(self._controls[key.data])))
             while self._due and self._due[0][0] <= time.monotonic():
                 _, node, run, index = heapq.heappop(self._due)
                 if run == self._run[node]:
                     report = self._recording.reports[min(node, 1)][index][1]
-                    frame = connection.frame(_moved(report, self._began, node * self._recording.ranks))
+                    frame = connection.frame(
+                        pickled(FromAgent, _moved(report, self._began, node * self._recording.ranks))
+                    )
                     self._controls[node].sendall(frame.replace(MARK.encode(), f"{MARK[:-4]}{node:04}".encode()))
 
     def _answer(self, node: int, message: Any) -> None:
@@ -148,7 +151,7 @@ class _Player:
             if node == 0:
                 self._began = time.monotonic()
             self._run[node] = next(self._runs)
-            self._controls[node].sendall(connection.frame(self._recording.begun[kind]))
+            self._controls[node].sendall(connection.frame(pickled(FromAgent, self._recording.begun[kind])))
             for index, (at, _) in enumerate(self._recording.reports[kind]):
                 # Nodes do not report in step: here they are spread over a tenth of a second.
                 when = self._began + at + node % 100 / 1000
@@ -158,7 +161,8 @@ class _Player:
                 self._run[node] = 0
             value = {"serve_store": ("127.0.0.1", 1), "dispose": True}.get(message.method)
             if message.number:
-                self._controls[node].sendall(connection.frame(Answer(message.number, value)))
+                answer = Answer(message.number, pickled(CALLS[message.method], value))
+                self._controls[node].sendall(connection.frame(pickled(FromAgent, answer)))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from kernels import Cell, Kernel, plain
+from methods import PATIENCE
 from widgets import WIDGET, Models
 
 USERS: list[User] = []
+
+UNTIL_TOLD = """%%spawn 2
+import os, time
+print(f'<b>only {{rank}}</b>')
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+"""
+"""A cell that runs until there is a file."""
 
 
 class User(Models):
@@ -38,9 +47,8 @@ class User(Models):
             self.prompt()
             self._answered += 1
             self.kernel.answer(line)
-        self.cell.read_until(
-            lambda: len(self.cell.reply.prompts) > self._answered or self.cell.over, "the next prompt or the end", 60
-        )
+        asked = self._answered
+        self.until(lambda: len(self.cell.reply.prompts) > asked or self.cell.over, "the next prompt or the end")
         self.cell.catch_up()
         return plain(self.cell.reply.text()[before:])
 
@@ -61,7 +69,7 @@ class User(Models):
                 if WIDGET in output.get("data", {})
             ]
 
-        self.cell.read_until(lambda: bool(displayed()), "the controls are shown", 20)
+        self.cell.read_until(lambda: bool(displayed()), "the controls are shown", PATIENCE)
         return displayed()[0]
 
     def see_controls(self) -> None:
@@ -78,7 +86,7 @@ class User(Models):
         self.click(f"Debug rank {rank}")
 
     def until(self, happened: Any, what: str) -> None:
-        self.cell.read_until(happened, what, 20)
+        self.cell.read_until(happened, what, PATIENCE)
 
     def leave(self) -> None:
         """Interrupt the cell if it still runs: the next test uses the same kernel."""

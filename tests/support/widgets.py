@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kernels import Kernel, Reply, plain
+from methods import PATIENCE
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PANEL_THREADS = "import threading\n[thread.name for thread in threading.enumerate() if 'panel' in thread.name]"
@@ -92,7 +93,7 @@ class Screen(Models):
             elif channel == "iopub":
                 self.stray.fold(message["header"]["msg_type"], message["content"])
 
-    def until(self, happened: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+    def until(self, happened: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
         """Read until this has happened; returns what ``happened`` gave."""
         end = time.monotonic() + timeout
         while not (result := happened()):
@@ -211,7 +212,7 @@ class Part:
         self.screen.update(field, value=text)
         self.until(lambda: field not in self.screen.models, "the question goes")
 
-    def until(self, happened: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+    def until(self, happened: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
         return self.screen.until(happened, what, timeout)
 
     def until_text(self, *texts: str) -> str:

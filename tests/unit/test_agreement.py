@@ -6,7 +6,10 @@ import collections
 import dataclasses
 import enum
 import functools
+import io
+import pickle
 import random
+import re
 import threading
 from collections.abc import Mapping
 from datetime import date
@@ -73,6 +76,59 @@ class Plain:
         vars(self).update(attributes)
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    lr: float
+    weight: Any
+
+
+class Both(Slotted):
+    """With ``__slots__``, and a ``__dict__`` beside them."""
+
+
+class Items(list):  # type: ignore[type-arg]
+    """With attributes."""
+
+
+class Table(dict):  # type: ignore[type-arg]
+    """With attributes."""
+
+
+class Stateful(torch.nn.Linear):
+    step = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.step = state["step"]
+
+
+class Key:
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+
+def _with(value: Any, **attributes: Any) -> Any:
+    for name, attribute in attributes.items():
+        setattr(value, name, attribute)
+    return value
+
+
+def _seeded(value: Any) -> Any:
+    torch.nn.init.ones_(value.weight)
+    torch.nn.init.ones_(value.bias)
+    return value
+
+
+def _closure(last: Any) -> Any:
+    return lambda: last
+
+
+def _default(last: Any) -> Any:
+    return lambda x=last: x
+
+
 Point = collections.namedtuple("Point", "x y")
 NAN = float("nan")
 
@@ -81,6 +137,50 @@ def _cycle(number: int) -> list[Any]:
     found: list[Any] = [number]
     found.append({"again": found})
     return found
+
+
+def _inner_cycle(outer: bool) -> list[Any]:
+    found: list[Any] = [[]]
+    found[0].append(found if outer else found[0])
+    return found
+
+
+def _cached(last: Any) -> Any:
+    return functools.lru_cache(lambda: last)
+
+
+class Bits(enum.IntFlag):
+    A = 1
+
+
+class Silent(enum.Enum):
+    A = 1
+    B = 2
+
+    def __str__(self) -> str:
+        return "silent"
+
+
+class Proxy:
+    """Has every method that it is asked for."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda: None
+
+
+class Untouchable:
+    """Refuses whatever it has not."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("do not touch")
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -110,7 +210,46 @@ PAIRS = {
     "dataclass": (lambda last: Settings(0.1, [1, last]), 1, 2),
     "object": (lambda last: Plain(a=1, b=Plain(c=last)), 1, 2),
     "deque": (lambda last: collections.deque([1, last]), 1, 2),
+    "deque of tensors": (lambda last: collections.deque([torch.ones(2), torch.tensor([0, last])]), 1, 2),
+    "deque of a length": (lambda last: collections.deque([1], last), 1, 2),
+    "attribute of a dataclass": (lambda last: _with(Settings(0.1, []), other=last), 1, 2),
+    "slots": (lambda last: Slotted(0.1, torch.tensor([0, last])), 1, 2),
+    "slots beside attributes": (lambda last: _with(Both(0.1, last), x=1), 1, 2),
+    "attributes beside slots": (lambda last: _with(Both(0.1, 1), x=last), 1, 2),
+    "attribute of a list": (lambda last: _with(Items([1]), x=last), 1, 2),
+    "attribute of a dict": (lambda last: _with(Table(a=1), x=last), 1, 2),
+    "attribute of a string": (lambda last: _with(type("Name", (str,), {})("a"), x=last), 1, 2),
+    "default of a dict": (lambda last: collections.defaultdict(last, a=1), int, list),
+    "dict with keys that are objects": (lambda last: {Key(last): 1, Key(0): 2}, 1, 2),
+    "dict of a library's class": (lambda last: collections.UserDict(a=last), 1, 2),
+    "bound method": (lambda last: Plain(a=last).__init__, 1, 2),
+    "bound method in C": (lambda last: [last].append, 1, 2),
+    "closure": (_closure, 1, 2),
+    "default of a function": (_default, 1, 2),
+    "code": (lambda last: last, lambda x: x + 1, lambda x: x + 2),
+    "extra state": (lambda last: _with(_seeded(Stateful(1, 1)), step=last), 1, 2),
+    "extra state of a part": (lambda last: torch.nn.Sequential(_with(_seeded(Stateful(1, 1)), step=last)), 1, 2),
+    "regular expression": (re.compile, "a", "b"),
+    "exception": (ValueError, "a", "b"),
+    "masked array": (lambda last: numpy.ma.array([1, 2], mask=[False, last]), True, False),
+    "values of a masked array": (lambda last: numpy.ma.array([1, last], mask=[True, False]), 1, 2),
+    "attribute of an array": (lambda last: _with(numpy.ones(2).view(type("A", (numpy.ndarray,), {})), u=last), 1, 2),
+    "very large integers": (lambda last: torch.tensor([2**60, last]), 2**60 + 1, 2**60 + 2),
+    "very large integer": (lambda last: last, 2**60 + 1, 2**60 + 2),
+    "very large unsigned integers": (lambda last: numpy.array([last], dtype="u8"), 2**63 + 1, 2**63 + 2),
     "date": (lambda last: date(2026, 1, last), 1, 2),
+    "buffer": (lambda last: [io.BytesIO(last)], b"a", b"b"),
+    "buffer of text": (io.StringIO, "a", "b"),
+    "signature": (lambda last: last, lambda a: a, lambda *a: a),
+    "signature by name": (lambda last: last, lambda a, b: a, lambda a, *, b: a),
+    "cached function": (_cached, 1, 2),
+    "flags without a name": (Bits, 8, 16),
+    "keys that are written alike": (lambda last: {float("nan"): last, float("nan"): 2}, 1, 5),
+    "members as keys": (lambda last: {last: 1}, Silent.A, Silent.B),
+    "attribute of an item's name": (lambda last: last, _with(Table(x=1), x=1), Table(x=1)),
+    "cycle or another": (_inner_cycle, True, False),
+    "object with every method": (Proxy, 1, 2),
+    "object that refuses": (Untouchable, 1, 2),
     "path": (lambda last: PurePosixPath("a", last), "b", "c"),
     "random": (random.Random, 1, 2),
     "cycle": (_cycle, 1, 2),
@@ -146,6 +285,62 @@ def test_every_type_is_compared(name: str) -> None:
     assert found and found.differing[0]["groups"] == [[0, 1], [2]], found
 
 
+HOLDERS = [
+    lambda value: [0, value],
+    lambda value: {("k", 1): value},
+    lambda value: {Key(value): 1},
+    lambda value: Point(value, 1),
+    lambda value: Settings(value, []),
+    lambda value: Plain(a=value),
+    lambda value: Slotted(1, value),
+    lambda value: _with(Both(1, 2), x=value),
+    lambda value: _with(Items([1]), x=value),
+    lambda value: _with(Table(a=1), x=value),
+    lambda value: collections.deque([value]),
+    lambda value: collections.UserDict(a=value),
+    lambda value: collections.ChainMap({"a": value}),
+    lambda value: functools.partial(max, key=value),
+    lambda value: Plain(a=value).__init__,
+    lambda value: ValueError("a", value),
+    lambda value: iter([value]),
+    _closure,
+    _default,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_every_type_is_compared_wherever_it_is(first: int) -> None:
+    """In random nestings."""
+    for seed in range(first, first + 50):
+        chance = random.Random(seed)
+        name, holders = chance.choice([*PAIRS]), chance.choices(HOLDERS, k=chance.randint(1, 6))
+        make, *values = PAIRS[name]
+        one, same, other = (
+            functools.reduce(lambda value, hold: hold(value), holders, make(value)) for value in (values[0], *values)
+        )
+        for found, equal in ((diff(one, same), True), (diff(one, other), False)):
+            assert found.equal == equal and "ot compared" not in str(found), f"{name}, seed {seed}: {found}"
+
+
+def test_masked_elements_are_not_compared() -> None:
+    one, other = (numpy.ma.array([1.0, hidden], mask=[False, True]) for hidden in (1, 2))
+    assert diff(one, other).equal
+
+
+@pytest.mark.parametrize("make", [torch.tensor, lambda numbers: numpy.array(numbers, dtype="u8")])
+def test_large_integers_are_compared_as_integers(make: Any) -> None:
+    one, other = make([2**60, 7]), make([2**60 + 3, 7])
+    (closer,) = diff(one, other).differing[0]["closer"]
+    assert closer["largest"] == 3 and closer["count"] == 1 and closer["values"] == (2**60, 2**60 + 3)
+    assert diff(one, other, atol=3).equal and not diff(one, other, atol=2).equal
+    assert diff(one, other, rtol=1e-17).equal and not diff(one, other, rtol=1e-18).equal
+
+
+def test_a_set_whose_elements_cannot_be_read_is_not_called_equal() -> None:
+    assert str(diff({threading.Lock()}, {threading.Lock()})).startswith("v: nothing in it is compared by its contents.")
+
+
 def test_pandas() -> None:
     pandas = pytest.importorskip("pandas")
 
@@ -155,7 +350,44 @@ def test_pandas() -> None:
     assert diff(frame("y"), frame("y")).equal and diff(frame("y").b, frame("y").b).equal
     (one,) = diff(frame("y"), frame("z")).differing
     assert one["path"] == "['b']" and one["kinds"][0].startswith("Series ")
+    (one,) = diff(pandas.DataFrame(index=[1, 2]), pandas.DataFrame(index=[1, 3])).differing
+    assert one["path"] == ".index"
     assert diff(frame("y"), frame("y").iloc[:1]).differing[0]["kinds"] == ["DataFrame[2, 2]", "DataFrame[1, 2]"]
+
+
+def test_all_of_pandas_is_compared() -> None:
+    pd = pytest.importorskip("pandas")
+    ab, ba = (pd.CategoricalDtype(categories, ordered=True) for categories in (["a", "b"], ["b", "a"]))
+    levels = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)])
+    days = (pd.to_datetime(["2020-01-01", day]) for day in ("2020-01-02", "2021-01-02"))
+    pairs = [
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), pd.DataFrame([[5, 2]], columns=["a", "a"])),
+        [pd.DataFrame([[1, 2]], columns=names) for names in days],
+        (pd.DataFrame({"a": [1], "b": [2]}), pd.DataFrame({"b": [2], "a": [1]})),
+        (pd.Series([1, 2], name="a"), pd.Series([1, 2], name="b")),
+        (pd.Series([1, 2]), pd.Series([1, 2], index=[1, 2])),
+        (pd.Index([1, 2], name="a"), pd.Index([1, 2])),
+        (levels, levels.rename(["x", "y"])),
+        (levels, pd.MultiIndex.from_tuples([("a", 1), ("b", 3)])),
+        *(
+            (pd.Series([one, "x"], dtype=object), pd.Series([other, "x"], dtype=object))
+            for one, other in [(1, "1"), (True, "True"), (None, NAN), (torch.tensor(0.12345678), torch.tensor(0.12345))]
+        ),
+        [pd.Series(["a", "b"], dtype=kind) for kind in (ab, ba)],
+        [pd.Series(["a", "b"], dtype=kind) for kind in (pd.CategoricalDtype(["a", "b", "c"]), "category")],
+    ]
+    for one, other in pairs:
+        assert diff(one, pickle.loads(pickle.dumps(one))).equal and not diff(one, other).equal, (one, other)
+    one, other = pd.Series([1]), pd.Series([1])
+    other.attrs["unit"] = "m"
+    assert not diff(one, other).equal
+
+
+def test_what_was_sent_is_equal() -> None:
+    """Numbers that were one object are two then."""
+    settings = Table(lr=0.1, weight=0.2)
+    settings.saved, settings.lr = dict(settings), settings["lr"]
+    assert diff(settings, pickle.loads(pickle.dumps(settings))).equal
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -298,7 +530,7 @@ def test_what_cannot_be_compared_is_said() -> None:
         def __init__(self) -> None:
             self.x = 1
 
-        def __getattr__(self, name: str) -> Any:
+        def __reduce_ex__(self, protocol: Any) -> Any:
             raise RuntimeError("do not touch")
 
     value = {"lock": threading.Lock(), "meta": torch.ones(3, device="meta"), "broken": Broken(), "x": 1}
@@ -343,6 +575,7 @@ def test_the_line(text: str, expression: str, rtol: float, atol: float) -> None:
     ("text", "says"),
     [
         ("", "diff needs an expression, which each rank evaluates"),
+        ("x --rtol", "--rtol needs a number: `--rtol 1e-6`"),
         ("--rtol 1e-5", "diff needs an expression, which each rank evaluates"),
         ("x = 1", "invalid syntax"),
         ("model --rtol much", "rtol is a number of 0 or more, got 'much'"),

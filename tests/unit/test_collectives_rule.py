@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbspawn._protocol.collectives import Call, Collectives, GroupCalls
+from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import Sampled, Started
 from nbspawn._render import collectives
@@ -16,7 +16,7 @@ LINE = (Frame("cell", 3, "<module>"),)
 
 
 def call(number: int = 1, tensor: str = "float32[4]", pending: bool = True, **changes: Any) -> Call:
-    made = Call(number, "all_reduce", "gloo:all_reduce", (tensor,), (tensor,), LINE, pending)
+    made = Call(number, "all_reduce", "gloo:all_reduce", (tensor,), (tensor,), LINE, pending, 10.0)
     return made._replace(**changes)
 
 
@@ -61,6 +61,16 @@ def test_a_rank_that_is_ahead_for_a_moment_is_not_reported() -> None:
     reports = told([call(7, pending=True)], [call(6, pending=False)])
     assert findings(snapshot(2, waits=0.5), reports) == []
     assert "rank 1 has not reached it (last call: 6, all_reduce)" in findings(snapshot(2), reports)[0]
+
+
+def test_a_rank_that_was_seen_last_in_an_earlier_call_is_not_reported() -> None:
+    assert findings(snapshot(2), told([call(7, age=0.1)], [call(6, pending=False)])) == []
+    receives = {
+        rank: Collectives(rank, (), Transfer("recv", "0", 1 - rank, 0, "float32[4]", frames))
+        for rank, frames in enumerate((LINE, (Frame("cell", 4, "<module>"),)))
+    }
+    [sentence] = findings(snapshot(2), receives)
+    assert sentence.startswith("Rank 0 waits in recv of float32[4] from rank 1 (line 3), but rank 1 does not send")
 
 
 def test_groups_that_each_rank_has_made_for_itself_are_not_compared() -> None:

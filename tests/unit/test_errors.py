@@ -16,8 +16,8 @@ def lines(*failures: Failure) -> list[str]:
     return str(rank_error(failures, 8)).partition("\n\n")[0].splitlines()
 
 
-def on(host: int, rank: int, time: float, what: str = "KeyError: 1", error: float = 0.001) -> Failure:
-    return Failure(rank, 1, time, None, what, node=host, host=f"host{host}", time_error=error)
+def on(host: int, rank: int, time: float, what: str = "KeyError: 1", error: float = 0.001, **more: bool) -> Failure:
+    return Failure(rank, 1, time, None, what, node=host, host=f"host{host}", time_error=error, **more)
 
 
 def test_failures_that_clocks_cannot_order_are_said_to_be_simultaneous() -> None:
@@ -33,10 +33,25 @@ def test_a_node_that_is_lost_is_no_echo_whatever_the_system_says_of_it() -> None
     """A cut link was seen as "Connection reset by peer", which gloo says of a rank that has ended."""
     what = "its node host2 was lost ([Errno 104] Connection reset by peer)"
     lost = Failure(5, 1, 11.0, -9, what, node=1, host="host2")
-    echo = on(1, 0, 10.0, "RuntimeError: Connection closed by peer")
+    echo = on(1, 0, 10.0, "RuntimeError: Connection closed by peer", lost_peer=True)
     assert lines(echo, lost) == [
         f"rank 5 of 8 (host2): {what}",
         "also rank 0 (host1): lost the connection to a rank that had ended",
+    ]
+
+
+def test_who_has_lost_a_peer_is_an_echo_only_if_one_has_ended() -> None:
+    lost = on(1, 0, 10.0, "RuntimeError: Connection closed by peer", lost_peer=True)
+    assert lines(lost) == ["rank 0 of 8 (host1): RuntimeError: Connection closed by peer"]
+    found = str(rank_error([lost], 8, peer_ended=True))
+    assert found.startswith("rank 0 of 8 (host1): lost the connection to a rank that had ended\n")
+
+
+def test_an_error_with_the_words_of_an_echo_is_none() -> None:
+    first = on(1, 3, 10.0, "ConnectionResetError: the database: Connection reset by peer")
+    assert lines(on(1, 0, 11.0), first) == [
+        "rank 3 of 8 (host1): ConnectionResetError: the database: Connection reset by peer",
+        "also rank 0 (host1): KeyError: 1",
     ]
 
 

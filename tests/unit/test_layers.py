@@ -101,7 +101,7 @@ def test_only_the_notebooks_face_imports_ipython(file: Path) -> None:
 
 
 def run(text: str) -> str:
-    child = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=150)
     assert child.returncode == 0, child.stderr
     return child.stdout
 

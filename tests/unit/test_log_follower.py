@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nbspawn._engine import inherited
+from nbspawn._engine import event_queue, inherited, log_follower
 from nbspawn._engine.event_queue import EventQueue
 from nbspawn._engine.log_follower import LogFollower
 from nbspawn._protocol.messages import Event, Exited, Printed
@@ -89,8 +90,28 @@ def test_a_log_that_something_empties_is_read_on(logs: Logs) -> None:
     assert lines(logs.follower.read_to(0, None)[0]) == ["last"]
 
 
-def test_an_event_waits_for_what_its_rank_printed_which_is_taken_in_pieces(logs: Logs) -> None:
+def test_where_reading_takes_long_it_is_left_and_all_ranks_have_their_turn(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view of eight ranks that print control characters heard Stop after six seconds."""
+    for module in (log_follower, event_queue):
+        monkeypatch.setattr(module, "LONGEST", 0.0)
+    text = "a line\n" * 100_000
+    for rank in range(2):
+        logs.write(rank, text)
+    ends = logs.follower.ends([0, 1])
+    turns = [[one.rank for one in logs.follower.read(ends)] for _ in range(4)]
+    assert turns == [[0], [1], [0], [1]]
+    queue = EventQueue(logs.follower)
+    queue.add_printed(0)
+    assert len(queue.take()) == 1 and queue
+
+
+def test_an_event_waits_for_what_its_rank_printed_which_is_taken_in_pieces(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank had printed a gigabyte when it ended: read at once, it took the kernel's memory, and kept Stop out."""
+    monkeypatch.setattr(event_queue, "LONGEST", math.inf)
     numbers = [f"{number:063}" for number in range(150_000)]  # 9.6 MB
     logs.write(0, "".join(f"{line}\n" for line in numbers) + "no end")
     logs.write(1, "a line\nlater\n")

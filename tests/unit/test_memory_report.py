@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import pickle
 import sys
 import threading
 import types
@@ -18,8 +17,8 @@ import numpy
 import pytest
 import torch
 
-from nbspawn._protocol.memory import Held
-from nbspawn._protocol.wire import load_of_rank
+from nbspawn._protocol import plain
+from nbspawn._protocol.memory import Held, Memory
 from nbspawn._rank import memory, naming
 
 MB = 250_000  # float32 elements
@@ -346,7 +345,7 @@ def test_a_report_is_bounded_and_plain() -> None:
     for _ in range(500):
         deep = {"k" * 30: deep}
     assert len(reported(deep=deep)["deep"].what) <= 300
-    assert json.loads(json.dumps(found)) and load_of_rank(pickle.dumps(found)) == found
+    assert json.loads(json.dumps(found)) and plain.copy(Memory, found) == found
     assert found.resident > 0 and found.peak >= found.resident and found.tensors >= 150_000_000
 
 

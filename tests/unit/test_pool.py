@@ -40,7 +40,7 @@ def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
     """Not the first that became known, which may be a peer's echo of it."""
     engine = FakeEngine(2)
     engine.failures = [
-        Failure(1, 11, 5.0, None, "RuntimeError: Connection closed by peer"),
+        Failure(1, 11, 5.0, None, "RuntimeError: Connection closed by peer", lost_peer=True),
         Failure(0, 10, 4.0, -9, "process 0 terminated with signal SIGKILL"),
     ]
     engine._ended = {0: None, 1: None}  # type: ignore[dict-item]

@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib
 import inspect
+import io
 import json
 import os
 import pickle
@@ -242,6 +243,7 @@ TORCH = (
     Name("torch._C._distributed_c10d._dump_nccl_trace", callable, find=dump_of_nccl),
     Name("torch._inductor", is_there),
     Name("torch.distributed.distributed_c10d._world", has("pg_names", "pg_group_ranks")),
+    Name("torch.distributed.distributed_c10d._world.group_count", is_a(int)),
     Name("torch.distributed.ProcessGroup._get_sequence_number_for_group", is_there),
     Name("torch.distributed.distributed_c10d.all_reduce", in_one_file),
     Name("torch.distributed.distributed_c10d.destroy_process_group", parameters("group")),
@@ -252,6 +254,21 @@ TORCH = (
     Name(
         "torch.nn.parallel.distributed.DistributedDataParallel.__setstate__",
         is_in("torch.nn.parallel.distributed.DistributedDataParallel.__setstate__", "process_group"),
+    ),
+    Name(
+        "torch.nn.parallel.distributed.DistributedDataParallel._comm_hooks",
+        is_in("torch.nn.parallel.distributed.DistributedDataParallel.register_comm_hook", "_comm_hooks.append("),
+        find=lambda: found("torch.nn.parallel.distributed"),
+    ),
+    Name("torch.nn.parallel.distributed.DistributedDataParallel._get_ddp_logging_data", takes(None)),
+    Name(
+        "torch.nn.parallel.distributed.DistributedDataParallel._static_graph_delay_allreduce_enqueued",
+        is_in("torch.nn.parallel.distributed", "_static_graph_delay_allreduce_enqueued = False"),
+        find=lambda: found("torch.nn.parallel.distributed"),
+    ),
+    Name(
+        "torch.distributed.distributed_c10d._rank_not_in_group",
+        is_in("torch.distributed.distributed_c10d.all_reduce", "if _rank_not_in_group(group)"),
     ),
     Name(
         "torch.ops.c10d._allgather_base_",
@@ -391,6 +408,8 @@ PYTHON = (
     Name("asyncio.events._set_event_loop_policy", takes(None), ">=3.14"),
     Name("threading._shutdown", takes()),
     Name("threading.RLock()._at_fork_reinit", lambda reset: reset(), find=lambda: threading.RLock()._at_fork_reinit),  # type: ignore[attr-defined]
+    Name("pickle._Unpickler", lambda kind: equals(30)(kind(io.BytesIO(pickle.dumps(30))).load())),
+    Name("pickle._Unpickler.dispatch", lambda table: callable(table[ord(pickle.MEMOIZE)])),
     Name("atexit._clear", callable),
     Name("atexit._run_exitfuncs", callable),
     Name("weakref.finalize._registry", is_a(dict), find=finalizers),
@@ -447,6 +466,14 @@ def runs_in_one_file(run_code: Any) -> None:
 def replaces_pdb(debugger_of_kernel: Any) -> None:
     source = inspect.getsource(found("ipykernel.kernelapp.IPKernelApp.init_pdb"))
     assert "pdb.Pdb = debugger.Pdb" in source and issubclass(debugger_of_kernel, found("IPython.core.debugger.Pdb"))
+
+
+def front_end_debugger() -> Any:
+    return found("ipykernel.debugger.Debugger")
+
+
+def of_debugger(text: str) -> Callable[[Any], None]:
+    return is_in("ipykernel.debugger.Debugger", text)
 
 
 def zmq_stream() -> Any:
@@ -727,6 +754,25 @@ OTHERS = (
         lambda kind: equals(True)("create_server_socket" in kind.run.__code__.co_names),
     ),
     Name("pydevd.create_server_socket", parameters("host", "port")),
+    Name("pydevd.SetupHolder", has("setup")),
+    Name("pydevd.skip_subprocess_arg_patch", takes()),
+    Name(
+        "_pydev_bundle.pydev_monkey._get_apply_arg_patching",
+        is_in("_pydev_bundle.pydev_monkey", "if _get_apply_arg_patching():"),
+        find=lambda: found("pydevd") and found("_pydev_bundle.pydev_monkey._get_apply_arg_patching"),
+    ),
+    Name("pydevd.get_global_debugger", takes()),
+    Name("pydevd.PyDB._files_filtering", is_in("pydevd.PyDB", "self._files_filtering = FilesFiltering()"), find=bool),
+    Name(
+        "_pydevd_bundle.pydevd_filtering.FilesFiltering._exclude_filters",
+        is_in("_pydevd_bundle.pydevd_filtering.FilesFiltering", "self._exclude_filters = exclude_filters"),
+        find=bool,
+    ),
+    Name("_pydevd_bundle.pydevd_filtering.ExcludeFilter", takes("/nbspawn/**", True, True)),
+    Name("ipykernel.debugger.Debugger._forward_message", parameters("self", "msg")),
+    Name(
+        "ipykernel.debugger.Debugger.breakpoint_list", of_debugger("self.breakpoint_list = {}"), find=front_end_debugger
+    ),
     Name("pydevd._is_attached", lambda function: is_there(function())),
     Name(
         "pydevd.settrace",
@@ -739,6 +785,8 @@ OTHERS = (
 
 DISTRIBUTIONS = {  # of a name's first part, where it has another name
     "_XLAC": "torch_xla",
+    "_pydev_bundle": "debugpy",
+    "_pydevd_bundle": "debugpy",
     "pydevd": "debugpy",
     "pydevd_tracing": "debugpy",
     "lightning_utilities": "lightning-utilities",

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
 from nbspawn._protocol.frames import Frame, Position
-from nbspawn._protocol.messages import Event, Exited, Measured, Printed, Raised, Returned, Sampled, Started, Stopping
+from nbspawn._protocol.messages import (
+    Event,
+    Exited,
+    Measured,
+    Printed,
+    Raised,
+    Result,
+    Returned,
+    Sampled,
+    Started,
+    Stopping,
+)
 from nbspawn._render import html, text
 from nbspawn._render.lines import strip_ansi
 from nbspawn._session.views import Pace
@@ -17,12 +28,8 @@ from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class Answer:
-    value: object
-
-    def text(self) -> str:
-        return repr(self.value)
+def answer(value: object) -> Result:
+    return Result(repr=repr(value))
 
 
 def run_of(nprocs: int, *events: Event) -> Run:
@@ -38,7 +45,7 @@ def a_run() -> Run:
         Printed(0, (), "\x1b[32mepoch 2\x1b[0m:\t61 %"),
         Printed(1, ("オレンジ " * 40,), ""),
         Raised(2, 103.1, "KeyError", "'<b>hieght'", "", (), 8, 0),
-        Returned(3, 102.5, Answer(0.25), 0),
+        Returned(3, 102.5, answer(0.25), 0),
     )
 
 
@@ -78,16 +85,16 @@ def test_what_a_rank_that_is_done_shows() -> None:
     run = run_of(
         3,
         *(Printed(rank, ("saved",), "") for rank in range(3)),
-        Returned(0, 102.0, Answer(None), 0),
-        Returned(1, 102.0, Answer([1]), 0),
-        Returned(2, 102.0, Answer([2]), 0),
+        Returned(0, 102.0, answer(None), 0),
+        Returned(1, 102.0, answer([1]), 0),
+        Returned(2, 102.0, answer([2]), 0),
         Exited(2, 103.0, -11),
     )
     assert [row.text for row in text.rows(Snapshot(run, 110.0))] == ["saved", "[1]", "SIGSEGV after it had returned"]
 
 
 def test_the_clock_stops_when_a_rank_and_the_run_end() -> None:
-    run = run_of(1, Returned(0, 102.0, Answer(None), 0), Exited(0, 102.5, 0))
+    run = run_of(1, Returned(0, 102.0, answer(None), 0), Exited(0, 102.5, 0))
     assert text.rows(Snapshot(run, 200.0))[0].seconds == pytest.approx(2.0)
     assert text.heading(Snapshot(run, 200.0)) == (
         "1 rank",
@@ -101,7 +108,7 @@ def big_run(nprocs: int = 64) -> Run:
     events += [Raised(40, 104.0, "ValueError", "late", "", (), None, 0), Exited(40, 104.0, 1)]
     events += [Raised(20, 103.0, "KeyError", "first", "", (), None, 0), Exited(20, 103.0, 1)]
     events += [Stopping(3, 105.0, "SIGTERM"), Exited(3, 105.1, -15)]
-    events += [Returned(rank, 102.0, Answer(None), 0) for rank in range(5, nprocs) if rank not in (20, 40)]
+    events += [Returned(rank, 102.0, answer(None), 0) for rank in range(5, nprocs) if rank not in (20, 40)]
     return run_of(nprocs, *events)
 
 
@@ -122,7 +129,7 @@ def test_many_ranks_share_rows() -> None:
 def test_no_table_is_higher_than_a_screen(nprocs: int) -> None:
     lines: list[Event] = [Printed(rank, (f"line {rank}",), "") for rank in range(nprocs)]
     failures: list[Event] = [Raised(r, 101.0 + r, "E", str(r), "", (), None, 0) for r in range(0, nprocs, 2)]
-    results: list[Event] = [Returned(rank, 102.0, Answer(rank), 0) for rank in range(nprocs)]
+    results: list[Event] = [Returned(rank, 102.0, answer(rank), 0) for rank in range(nprocs)]
     for events in (lines, lines + failures, results, []):
         run = run_of(nprocs, *events)
         assert len(text.table(Snapshot(run, 110.0)).splitlines()) <= 20
@@ -178,7 +185,7 @@ def test_the_html_shows_what_the_text_shows() -> None:
 
 
 def test_in_the_end_each_rank_has_its_time() -> None:
-    run = run_of(2, *(Returned(rank, 102.0 + rank, Answer(rank), 0) for rank in range(2)))
+    run = run_of(2, *(Returned(rank, 102.0 + rank, answer(rank), 0) for rank in range(2)))
     run = reduce(reduce(run, [Exited(0, 103.5, 0)], 103.5), [Exited(1, 103.5, 0)], 103.5)
     assert text.table(Snapshot(run, 112.4)).splitlines()[1:] == [
         "rank  state    time  last line, result or error",
@@ -213,8 +220,8 @@ WORKING = (
     Measured(0, 103.0, 0.5, 412_300_000, 500_000_000, -1, -1),
     Measured(0, 104.0, 1.49, 412_300_000, 500_000_000, 1_300_000_000, 2_000_000_000),
     Sampled(1, 103.0, Position((Frame("cell", 3, "<module>"), Frame("other", 7, "f")), "forward"), 103.0, ()),
-    Returned(2, 102.5, Answer(1), 0),
-    Returned(3, 102.5, Answer(1), 0),
+    Returned(2, 102.5, answer(1), 0),
+    Returned(3, 102.5, answer(1), 0),
 )
 
 
@@ -286,7 +293,7 @@ def test_ranks_that_share_a_row_show_the_course_and_the_peak_of_the_one_with_mos
 
 def test_in_the_end_each_rank_has_its_peak() -> None:
     run = run_of(3, *measured(0, 411, 300), *measured(1, 1299, device_peak=2_000_000_000))
-    run = reduce(run, [Returned(rank, 105.0, Answer(rank), 0) for rank in range(3)], 105.0)
+    run = reduce(run, [Returned(rank, 105.0, answer(rank), 0) for rank in range(3)], 105.0)
     run = reduce(run, [Exited(rank, 105.0, 0) for rank in range(3)], 105.0)
     assert text.table(Snapshot(run, 112.4), width=80).splitlines()[1:] == [
         "rank  state    time    peak  device peak  last line, result or error",

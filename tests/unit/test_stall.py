@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from nbspawn._payload.packing import Value
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
@@ -14,6 +13,7 @@ from nbspawn._protocol.messages import (
     InputRequest,
     Measured,
     Raised,
+    Result,
     Returned,
     Sampled,
     Started,
@@ -100,8 +100,8 @@ def test_over_several_machines_the_rank_that_does_not_come_has_its_host() -> Non
 
 
 def test_a_rank_that_has_returned_will_never_arrive() -> None:
-    run = run_of(*WAIT, Returned(1, 2.0, Value.of(None), 0), Exited(1, 2.0, 0))
-    assert sentence(run, 15.0).endswith("Rank 1 has returned.")
+    run = run_of(*WAIT, Returned(1, 2.0, Result(), 0), Exited(1, 2.0, 0))
+    assert sentence(run, 15.0).endswith("Rank 1 has finished.")
 
 
 def test_a_rank_in_a_function_of_another_cell_is_at_the_line_that_called_it() -> None:

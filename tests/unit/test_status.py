@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import pytest
 
@@ -17,24 +16,18 @@ from nbspawn._protocol.messages import (
     Measured,
     Printed,
     Raised,
+    Result,
     Returned,
     Started,
     Stopping,
 )
 from nbspawn._state.history import POINTS, extended
-from nbspawn._state.phases import Moments
 from nbspawn._state.run import FINAL, RankStatus, Run, answered, reduce
 from nbspawn._state.wording import ranges
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Stands for payload.Value: all that a status asks of it is its text."""
-
-    value: object
-
-    def text(self) -> str:
-        return repr(self.value)
+def answer(value: object) -> Result:
+    return Result(repr=repr(value))
 
 
 def raised(rank: int, time: float, name: str = "KeyError", message: str = "'hieght'", line: int | None = 8) -> Raised:
@@ -64,7 +57,7 @@ def test_a_good_run() -> None:
         *(Started(rank, 100 + rank, 1.0) for rank in (0, 1)),
         Printed(0, ("epoch 1", "  "), ""),
         Printed(1, ("epoch 1",), "\r50 %"),
-        *(Returned(rank, 2.0 + rank, Answer({"loss": rank}), 0) for rank in (0, 1)),
+        *(Returned(rank, 2.0 + rank, answer({"loss": rank}), 0) for rank in (0, 1)),
     )
     assert [(rank.pid, rank.state, rank.since, rank.line, rank.result) for rank in run.ranks] == [
         (100, "done", 2.0, "epoch 1", "{'loss': 0}"),
@@ -102,8 +95,8 @@ def test_input_is_waited_for_until_it_is_answered() -> None:
         ((Exited(0, 3, -50),), "failed", "signal 50"),
         ((Exited(0, 3, 0),), "failed", "exit code 0 before it had finished"),
         ((Exited(0, 3, 3),), "failed", "exit code 3"),
-        ((Returned(0, 2, Answer(1), 0), Exited(0, 3, -11)), "done", "SIGSEGV after it had returned"),
-        ((Returned(0, 2, Answer(1), 0), Stopping(0, 2, "SIGTERM"), Exited(0, 3, -15)), "done", ""),
+        ((Returned(0, 2, answer(1), 0), Exited(0, 3, -11)), "done", "SIGSEGV after it had returned"),
+        ((Returned(0, 2, answer(1), 0), Stopping(0, 2, "SIGTERM"), Exited(0, 3, -15)), "done", ""),
         ((Stopping(0, 2, "SIGTERM"), Exited(0, 3, -15)), "killed", "SIGTERM by nbspawn (stop)"),
         (
             (Exited(1, 1, -11), Stopping(0, 2, "SIGTERM"), Stopping(0, 2, "SIGKILL"), Exited(0, 3, -9)),
@@ -138,12 +131,15 @@ def test_how_a_rank_ends(events: tuple[Event, ...], state: str, detail: str) -> 
 def test_stopping_shows_and_does_not_undo() -> None:
     rank = rank0(Started(0, 1, 0.5), Stopping(0, 2.0, "SIGTERM"))
     assert (rank.state, rank.since, rank.detail) == ("stopping", 2.0, "stop")
-    assert rank0(Returned(0, 1, Answer(1), 0), Stopping(0, 2, "SIGTERM")).state == "done"
+    assert rank0(Returned(0, 1, answer(1), 0), Stopping(0, 2, "SIGTERM")).state == "done"
 
 
-def test_a_kept_rank_begins_anew() -> None:
-    rank = rank0(Started(0, 1, 0.5), Printed(0, ("old",), ""), raised(0, 1.0), Started(0, 1, 2.0))
-    assert rank == RankStatus(0, 2.0, pid=1, state="running", moments=Moments(2.0))
+def test_what_is_known_before_the_start_stays() -> None:
+    """A reading, and Stop, may be quicker than the message of the start."""
+    rank = rank0(Measured(0, 1.0, 0.1, 10, 20, -1, -1), Stopping(0, 1.5, "interrupt"), Started(0, 1, 0.9))
+    assert (rank.peak_memory, rank.state, rank.pid) == (20, "stopping", 1)
+    ended = rank0(Stopping(0, 0.5, "interrupt"), Started(0, 1, 0.9), raised(0, 2.0, "KeyboardInterrupt"))
+    assert ended.state == "interrupted"
 
 
 def test_any_order_gives_some_state() -> None:
@@ -151,7 +147,7 @@ def test_any_order_gives_some_state() -> None:
         Started(0, 1, 1.0),
         Stopping(0, 2.0, "interrupt"),
         raised(0, 3.0),
-        Returned(0, 4.0, Answer(None), 0),
+        Returned(0, 4.0, answer(None), 0),
         Exited(0, 5.0, -15),
         InputRequest(0, "? ", False, 0),
     ]
@@ -171,7 +167,7 @@ def test_the_last_reading_of_a_rank_that_has_ended_counts() -> None:
     rank = rank0(
         Started(0, 1, 1.0),
         Measured(0, 1.0, 0.1, 10, 10, -1, -1),
-        Returned(0, 2.0, Answer(1), 0),
+        Returned(0, 2.0, answer(1), 0),
         Measured(0, 2.0, 0.6, 20, 90, 3, 4),
         Exited(0, 2.5, 0),
     )

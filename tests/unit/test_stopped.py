@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nbspawn._payload.packing import Value
 from nbspawn._protocol.entries import Entry, Report
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, Exited, InputReply, Inspect, Inspected, Resumed, Stopped
@@ -41,9 +40,8 @@ class Play:
         self.number = unsent[-1][1].number if unsent else self.number
         return {rank: question.question for rank, question in unsent}
 
-    def answer(self, rank: int, value: object = None, error: str = "", number: int | None = None) -> None:
-        packed = None if error else Value.of(value)
-        self.comparison.fold(Inspected(rank, self.number if number is None else number, packed, error))
+    def answer(self, rank: int, value: Report | None = None, error: str = "", number: int | None = None) -> None:
+        self.comparison.fold(Inspected(rank, self.number if number is None else number, value, error))
 
 
 def report(digest: bytes) -> Report:

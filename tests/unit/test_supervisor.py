@@ -32,8 +32,9 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._render.report import Report
 from nbspawn._results import Results
+from nbspawn._session import supervisor
 from nbspawn._session.options import CommandOptions
-from nbspawn._session.supervisor import Supervisor
+from nbspawn._session.supervisor import REPORTS, Supervisor
 from nbspawn._session.views import Action
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
@@ -126,7 +127,7 @@ def raised(rank: int, at: float, name: str = "ValueError") -> tuple[float, Event
 
 
 def returned(rank: int, at: float) -> tuple[float, Event]:
-    return at, Returned(rank, at, Value.of(rank * 10), 0)
+    return at, Returned(rank, at, Value.of(rank * 10).result, 0)
 
 
 def test_the_fake_is_an_engine() -> None:
@@ -174,6 +175,15 @@ def test_ranks_are_watched_until_they_have_ended(obey: str, ended: float) -> Non
     with pytest.raises(KeyboardInterrupt):
         play.run((1.0, play.press()), obey=obey)
     assert play.engine.now == ended
+
+
+def test_a_press_before_the_wait_ends_it_too() -> None:
+    flag, woken = InterruptFlag(), []
+    flag.press()
+    flag.wakes(lambda: woken.append("once"))
+    assert woken == ["once"]
+    flag.press()
+    assert woken == ["once"] * 2
 
 
 def test_two_presses() -> None:
@@ -372,6 +382,16 @@ def test_the_stacks_that_the_user_asks_for() -> None:
     assert text.startswith("Where the ranks stand after 1.0 s\n") and "<details open>" in html
 
 
+@pytest.mark.parametrize("what", REPORTS)
+def test_a_report_is_of_the_moment_at_which_it_was_asked_for(what: str) -> None:
+    """Not of when all ranks have answered, which may be seconds later."""
+    play = Play()
+    slowly = (0.5, lambda: setattr(play.engine, "answer_takes", 3.0))
+    play.run(slowly, (1.0, play.click(what)), returned(0, 9.0), returned(1, 9.0))
+    [(text, _)] = play.view.reports
+    assert " after 1.0 s\n" in text
+
+
 # ---------------------------------------------------------------- prompts
 
 
@@ -430,38 +450,91 @@ def test_nobody_is_broken_into_while_ranks_are_stopped() -> None:
     assert play.did == [(1.0, GENTLY)]
 
 
-# ---------------------------------------------------------------- a view that fails
+# ---------------------------------------------------------------- what fails beside the run
 
 
 class Broken(FakeView):
+    """Can neither show nor close."""
+
     def show(self, run: Run, events: Sequence[Event]) -> None:
+        super().show(run, events)
         if any(isinstance(event, Printed) for event in events):
             raise BrokenPipeError("the front end is gone")
 
+    def show_report(self, report: Report) -> None:
+        raise ValueError("it is too large")
 
-def test_a_view_that_raises_has_the_ranks_stopped() -> None:
+
+def test_a_view_that_raises_costs_the_run_nothing() -> None:
     play = Play()
     play.view = Broken()
+    results = play.run((1.0, Printed(0, ("x",), "")), (1.5, play.click("stacks")), returned(0, 2.0), returned(1, 2.0))
+    assert len(results) == 2 and play.view.closed
+    assert play.view.run.notes == (
+        "The view has failed, and the ranks ran on without it: BrokenPipeError: the front end is gone",
+        "Looking for stacks has failed, and the ranks ran on without it: ValueError: it is too large",
+    )
+
+
+@pytest.mark.parametrize(
+    "owner, name",
+    [
+        (supervisor, "stall"),
+        (supervisor.stacks, "text"),
+        (supervisor.RecordedCollectives, "watched"),
+        (supervisor.RecordedCollectives, "note_end"),
+        (supervisor.Profile, "add"),
+        (FakeEngine, "look"),
+        (FakeEngine, "ask"),
+        (FakeEngine, "stacks"),
+    ],
+)
+def test_a_diagnosis_that_fails_hides_no_error(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    assert callable(getattr(owner, name))
+    monkeypatch.setattr(owner, name, broken)
+    play = Play()
+    with pytest.raises(nbspawn.RankRaisedError):
+        play.run(raised(0, 1.0))
+    play = Play()
+    with pytest.raises(nbspawn.RunTimeoutError):
+        play.run(timeout=40.0)
+    play = Play()
+    with pytest.raises(KeyboardInterrupt):
+        play.run((1.0, play.press()), (2.0, play.press()), obey="SIGKILL")
+    play = Play()
+    assert len(play.run(returned(0, 1.0), returned(1, 1.0))) == 2
+
+
+# ---------------------------------------------------------------- nobody watches the ranks
+
+
+def fail() -> None:
+    raise BrokenPipeError("no poll any more")
+
+
+def test_ranks_that_cannot_be_watched_are_stopped() -> None:
+    play = Play()
     with pytest.raises(BrokenPipeError):
-        play.run((1.0, Printed(0, ("x",), "")), obey="SIGTERM")
+        play.run((1.0, fail), obey="SIGTERM")
     assert play.did == [(1.0, GENTLY)] and play.engine.now == 4.0
     assert play.view.closed and play.view.run.counts == {"killed": 2}
 
 
 def test_a_press_kills_ranks_that_nobody_watches() -> None:
     play = Play()
-    play.view = Broken()
     with pytest.raises(BrokenPipeError):
-        play.run((1.0, Printed(0, ("x",), "")), (2.0, play.press()), obey="SIGTERM")
+        play.run((1.0, fail), (2.0, play.press()), obey="SIGTERM")
     assert play.did[:2] == [(1.0, GENTLY), (2.0, KILL)] and play.engine.now == 2.0
 
 
 def test_what_has_to_be_done_afterwards_is_done_whatever_happens() -> None:
     play = Play()
-    play.view = Broken()
-    engine = FakeEngine(2, (1.0, Printed(0, ("x",), "")))
-    supervisor = Supervisor(CommandOptions(view=play.view), engine, play.flag, engine.clock)
-    supervisor.open(Run.new(2, "fork", "", engine.log_dir, 0.0))
+    engine = FakeEngine(2, (1.0, fail))
+    watching = Supervisor(CommandOptions(view=play.view), engine, play.flag, engine.clock)
+    watching.open(Run.new(2, "fork", "", engine.log_dir, 0.0))
     with pytest.raises(BrokenPipeError):
-        supervisor.results(play.view.run, lambda run: replace(run, notes=("tidied",)))
+        watching.results(play.view.run, lambda run: replace(run, notes=("tidied",)))
     assert play.view.run.notes == ("tidied",)

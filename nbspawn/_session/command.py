@@ -1,0 +1,63 @@
+"""One command that ranks have been sent: shown, and supervised to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nbspawn._engine import made_for_one
+from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.jobs import Job
+from nbspawn._results import Results
+from nbspawn._session.options import CommandOptions
+from nbspawn._session.started import StartedRanks
+from nbspawn._session.supervisor import Supervisor
+from nbspawn._state.run import Run
+
+
+class Command:
+    """Of the ``selected`` ranks, since the moment ``started`` (CLOCK_MONOTONIC seconds); its view is open when it has
+    been made. ``release`` frees what was held for it."""
+
+    def __init__(
+        self,
+        ranks: StartedRanks,
+        job: Job,
+        selected: Sequence[int],
+        options: CommandOptions,
+        interrupts: InterruptFlag,
+        started: float,
+        release: Callable[[], None],
+    ) -> None:
+        self.ranks = ranks
+        self.interrupts = interrupts
+        self.supervisor = Supervisor(options, ranks.engine, interrupts)
+        self._release = release
+        self._run = _begun(ranks, job, selected, started, options.banner)
+        ranks.used = True
+        self.supervisor.open(self._run)
+
+    def finish(self) -> Results[Any]:
+        """Supervise the command to its end; returns its results."""
+        try:
+            return self.supervisor.results(self._run, self.ranks.regroup_if_broken)
+        finally:
+            self._release()
+            self.ranks.cut = self.ranks.cut or self.supervisor.cut
+
+
+def _begun(ranks: StartedRanks, job: Job, selected: Sequence[int], started: float, banner: str) -> Run:
+    """What is known of the run when its command has been sent."""
+    nprocs, engine = len(ranks.known), ranks.engine
+    how, notes = (("kept ranks", ""), ()) if ranks.used else (ranks.how, ranks.notes)
+    run = Run.new(nprocs, *how, engine.log_dir, started, engine.cell, job.source, job.names)
+    if ranks.kept:
+        run = run.of_kept(selected if ranks.used else None)
+    if ranks.used:
+        pids = dict(enumerate(engine.pids()))
+        run = replace(run, ranks=tuple(replace(rank, pid=pids.get(rank.rank)) for rank in run.ranks))
+    notes += (*job.notes, *made_for_one.notes(job.variables))
+    hosts = tuple(filter(None, map(engine.host, range(nprocs))))
+    logs = tuple(map(engine.log_path, range(nprocs))) if hosts else ()
+    return replace(run, banner=banner, packed=ranks.packed, notes=notes, hosts=hosts, logs=logs)
