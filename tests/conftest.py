@@ -43,10 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than processors, since tests also wait; none for a single file, which is for looking at it."""
+    """One worker for each processor; none for a single file, which is for looking at it."""
     if len(config.args) == 1 and not os.path.isdir(config.args[0]):
         return 0
-    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", len(os.sched_getaffinity(0)) + 1))
+    return len(os.sched_getaffinity(0))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """A test with a bound on time runs alone, whatever workers and other test sessions (.ci/run) there are.
+    """A test with a bound on time runs alone, whatever workers and other test sessions (.ci/full) there are.
 
     Two locks: who waits to be alone holds the door meanwhile, so that it is let in. The wait is outside of the test's
     own time limit.

@@ -6,7 +6,6 @@ more of it, on the same machine.
 
 from __future__ import annotations
 
-import os
 import resource
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ BUDGETS = {
     "unit": 100,
 }
 """Processor seconds, by folder, half as much again as two cores of an AMD EPYC need, and twice that of browsers, which
-draw for as long as they wait. More is a failure where CI is set.
+draw for as long as they wait. More is marked, and no failure: how fast a machine is does not decide over a change.
 
 The order is that of the run: what takes long comes first, so that all workers end at about the same time."""
 
@@ -78,11 +77,6 @@ class Costs:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["processor"] = dict(self._processor)
-        elif "CI" in os.environ and self._above() and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _above(self) -> list[str]:
-        return [name for name, seconds in self._processor.items() if seconds > BUDGETS[name]]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
