@@ -39,6 +39,7 @@ class Controls:
         self._id = f"nbspawn-{uuid.uuid4().hex}"
         self._panel: _Panel | None = None
         self._tails = Tails()
+        self._placed = False
         self._closed = self._pump is not None and not self._pump.works
 
     def open(self, run: Run) -> None:
@@ -47,13 +48,15 @@ class Controls:
             # Not empty: classic Notebook cannot replace an empty display by a widget. No height: classic Notebook goes
             # on showing what was there when the display is emptied, and a short run should take no space.
             self._draw({"text/html": "<div></div>"}, update=False)
+            self._placed = True
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Show the controls once ``DELAY`` has passed, and handle clicks; called some times a second."""
         if self._closed:
             return
         self._tails.add(run, events)
-        if time.monotonic() - run.started < DELAY:
+        # A run whose ranks took long to start comes here before its display is made: the update would be lost.
+        if not self._placed or time.monotonic() - run.started < DELAY:
             return
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self.actions.append)

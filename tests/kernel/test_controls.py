@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernels import Cell, Kernel, Reply, wait_gone
+from kernels import Cell, Kernel, Reply, ok, wait_gone
 from users import UNTIL_TOLD, WIDGET, User
+
+from nbspawn._notebook.controls import DELAY
+from nbspawn._session.views import AT_ONCE
 
 SLEEP = """%%spawn 2 -g {grace}
 import os, time
@@ -40,6 +43,18 @@ def test_stop_and_the_cells_after_it(kernel: Kernel) -> None:
     gone_again(user.cell)
     wait_gone(pids(reply))
     assert kernel.value("6 * 7") == 42
+
+
+def test_a_run_that_was_slow_to_start_has_controls(kernel: Kernel) -> None:
+    """The first of a kernel, often: it has lasted for a second before there is anything to show."""
+    ok(kernel.execute(f"from nbspawn._notebook import view as nbspawn_view\nnbspawn_view.AT_ONCE = {2 * DELAY}"))
+    try:
+        user = User(kernel, "%%spawn 2 -g 60\nimport time\ntime.sleep(600)")
+        user.see_controls()
+        user.click("Stop")
+        assert user.cell.wait().ename == "KeyboardInterrupt"
+    finally:
+        ok(kernel.execute(f"nbspawn_view.AT_ONCE = {AT_ONCE}"))
 
 
 def test_the_second_stop_kills(kernel: Kernel) -> None:
