@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -55,30 +55,44 @@ _NAMES = {
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
 }
 
+_Lines = Set[tuple[str, int]]  # of files
 
 cells: Mapping[str, str] = {}
 """The files of the notebook's cells; set when the rank starts."""
 
+_raised: _Lines = frozenset()  # of the error that the main thread is reporting
+
 
 def report() -> Collectives | None:
-    """This rank's process groups and its last collectives in each; None if it is in no group."""
-    return _reported(_entries())
+    """This rank's process groups and its last collectives in each; None if it is in no group. For another thread than
+    the main one."""
+    lines = _raised
+    if not lines and any(map(is_collective, stack := _main_stack())):
+        lines = {(frame.f_code.co_filename, frame.f_lineno) for frame in stack}
+    return _reported(_unended(_entries(), lines))
 
 
 def if_raised_in_collective(error: BaseException) -> Collectives | None:
     """The report, if this error comes from torch.distributed; None for another error."""
-    raised = error.__traceback__
+    global _raised
     if not raised_in_collective(error):
         return None
+    _raised = {(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)}
     try:
-        entries = _settled_entries()
-        lines = {(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised)}
-        if entries and any(frame[:2] in lines for frame in _users(_frames(entries[-1]))[-1:]):
-            entries[-1]["retired"] = False  # it has ended, but not well
-        return _reported(entries)
+        return _reported(_unended(_settled_entries(), _raised))
     except Exception:
         _log.exception("the recorder cannot be read")
         return None
+    finally:
+        _raised = frozenset()
+
+
+def _unended(entries: list[dict[str, Any]], lines: _Lines) -> list[dict[str, Any]]:
+    """The last call has not ended, or not well, if the main thread is at one of these lines because of it: gloo marks a
+    call that fails as one that has ended, before the caller learns of it."""
+    if entries and any(frame[:2] in lines for frame in _users(_frames(entries[-1]))[-1:]):
+        entries[-1]["retired"] = False
+    return entries
 
 
 def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
@@ -195,11 +209,7 @@ def _users(frames: Iterator[Frame]) -> tuple[Frame, ...]:
 
 def _transfer(dist: Any) -> Transfer | None:
     """What the main thread waits in, if that is a send or a recv."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = []
-    while frame is not None:
-        stack.append(frame)
-        frame = frame.f_back
+    stack = _main_stack()
     waits = next((frame for frame in stack if is_collective(frame)), None)
     if waits is None or waits.f_code.co_name not in ("send", "recv"):
         return None
@@ -218,3 +228,13 @@ def _transfer(dist: Any) -> Transfer | None:
         _tensor(str(tensor.dtype).removeprefix("torch."), tensor.shape),
         _users(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in stack),
     )
+
+
+def _main_stack() -> list[FrameType]:
+    """The main thread's frames, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    return stack

@@ -59,14 +59,15 @@ class Gap(NamedTuple):
     missing: tuple[int, ...]
 
 
-def findings(snapshot: Snapshot, reports: Reports) -> list[str]:
-    """A sentence for each thing that is wrong; none if nothing is, as far as the recorder tells."""
+def findings(snapshot: Snapshot, reports: Reports, failed: Collection[int] = ()) -> list[str]:
+    """A sentence for each thing that is wrong; none if nothing is, as far as the recorder tells. ``failed``: the ranks
+    that have raised in a collective; which one is not always known."""
     found = []
     gaps = []
     for group in groups(snapshot.run, reports):
         if mismatch := _mismatch(snapshot.run, group):
             found.append(mismatch)
-        elif (gap := _gap(group)) and any(
+        elif (gap := _gap(group, failed)) and any(
             stands_still(snapshot, rank, group.calls[rank][gap.number].age) for rank in gap.inside
         ):
             gaps.append(gap)
@@ -162,14 +163,15 @@ def _mismatch(run: Run, group: Group) -> str:
 # ---------------------------------------------------------------- ranks that have not reached a call
 
 
-def _gap(group: Group) -> Gap | None:
-    """The first call that some ranks wait in for others."""
+def _gap(group: Group, failed: Collection[int]) -> Gap | None:
+    """The first call that some ranks wait in for others. A call of which a rank has learnt an error later, as in
+    ``wait()``, seems to have ended well: of those that have ``failed`` it is not said that they have passed one."""
     for number in sorted({number for calls in group.calls.values() for number, call in calls.items() if call.pending}):
         at = group.at(number)
         missing = tuple(rank for rank in group.members if rank not in group.calls or group.last(rank) < number)
         if missing:
             inside = tuple(rank for rank, call in at.items() if call.pending)
-            passed = tuple(rank for rank, call in at.items() if not call.pending)
+            passed = tuple(rank for rank, call in at.items() if not call.pending and rank not in failed)
             return Gap(group, number, at[inside[0]], inside, passed, missing)
     return None
 

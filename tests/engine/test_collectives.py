@@ -82,6 +82,9 @@ MISMATCHES = {
         "Collective 3 of the default group, all_reduce float32[5] (<A>): ranks 0 and 2 are in it, "
         "rank 1 has not reached it (last call: 2, all_reduce) and is at <B>."
     ],
+    mismatches.slow_to_report_its_error: [
+        "Collective 1 of the default group, all_gather float32[2] (<A>): ranks 0-1 are in it, rank 2 has finished."
+    ],
     mismatches.never_called: [
         "Collective 1 of the default group, all_gather_object int64[1] (<A>): rank 0 is in it, "
         "ranks 1-2 have not reached it (no call recorded) and are at <B>."

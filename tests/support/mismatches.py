@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from nbspawn._rank import recorder
+
 LONG = 60.0  # seconds: a rank that sleeps this long is expected to be stopped
 
 
@@ -52,6 +54,14 @@ def one_call_behind(rank: int) -> None:
         dist.all_reduce(torch.ones(5))  # A
         if rank == 1 and step == 1:
             time.sleep(LONG)  # B
+
+
+def slow_to_report_its_error(rank: int) -> None:
+    """Rank 2 has gone. gloo marks the others' calls as ended; of rank 1 nothing else is known yet."""
+    if rank == 1:
+        recorder._settled_entries = lambda: time.sleep(LONG)
+    if rank != 2:
+        dist.all_gather([torch.ones(2)] * 3, torch.ones(2))  # A
 
 
 def never_called(rank: int) -> None:

@@ -73,6 +73,13 @@ def test_a_rank_that_was_seen_last_in_an_earlier_call_is_not_reported() -> None:
     assert sentence.startswith("Rank 0 waits in recv of float32[4] from rank 1 (line 3), but rank 1 does not send")
 
 
+def test_of_a_rank_that_has_failed_it_is_not_said_that_it_has_passed_a_call() -> None:
+    """Which call of several asynchronous ones has failed is not known."""
+    reports = told([call(7)], [call(7, pending=False)], [call(6, pending=False)])
+    assert "rank 0 is in it, rank 1 has passed it, rank 2 has not reached it" in findings(snapshot(3), reports)[0]
+    assert "rank 0 is in it, rank 2 has not reached it" in findings(snapshot(3), reports, failed={1})[0]
+
+
 def test_groups_that_each_rank_has_made_for_itself_are_not_compared() -> None:
     reports = told([call()], [call(tensor="int64[9]")], rank=0, ranks=(0,))
     assert findings(snapshot(2), reports) == []
