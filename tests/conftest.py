@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import resource_tracker, util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,10 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 # switch it on (test_preload.py).
 os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
+import evidence
 from costs import BUDGETS, Costs, folder
 from kernels import Kernel, ok, prepare
-from methods import METHODS
+from methods import METHODS, PATIENCE
 from widgets import PANEL_THREADS, Screen
 
 LOCK = "NBSPAWN_TEST_LOCK"
@@ -79,6 +81,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
             return (yield)
         finally:
             fcntl.flock(room, fcntl.LOCK_UN)  # a process that the test has left may hold the file, too
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[Any]) -> Iterator[Any]:
+    report = yield
+    if report.failed:
+        report.sections.append(("evidence", evidence.of(item)))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,6 +174,17 @@ def kernel(module_kernel: Kernel, request: pytest.FixtureRequest) -> Iterator[Ke
         if spoiled:
             module_kernel.restart(now=True)
             prepare(module_kernel)
+
+
+@pytest.fixture
+def patient(kernel: Kernel) -> Iterator[None]:
+    """Errors that ranks raise at the same time, each by itself, are collected on a busy machine, too: a run does not
+    interrupt its other ranks 0.25 s after the first error, but when the test's patience has an end."""
+    ok(kernel.execute("from nbspawn._session import stop_policy as nbspawn_policy"))
+    usual = kernel.value("nbspawn_policy._COLLECT")
+    ok(kernel.execute(f"nbspawn_policy._COLLECT = {PATIENCE}"))
+    yield
+    ok(kernel.execute(f"nbspawn_policy._COLLECT = {usual}"))
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ import pytest
 from lab import CHROMIUM, App, Lab, Notebook, open_lab
 from playwright.sync_api import Locator, expect
 
-pytestmark = pytest.mark.skipif(not os.path.exists(CHROMIUM), reason="needs Debian's package chromium")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(not os.path.exists(CHROMIUM), reason="needs Debian's package chromium"),
+]
 
 LOAD = "%load_ext nbspawn\nimport nbspawn, time"
 TRAIN = """def train(rank, speed=1, fail=False):

@@ -28,6 +28,7 @@ in_lab = pytest.mark.parametrize("lab", ["lab"], indirect=True, scope="module")
 in_both = pytest.mark.parametrize("lab", ["lab", "notebook"], indirect=True, scope="module")
 
 
+@pytest.mark.extended
 @in_lab
 def test_a_cell_shows_its_ranks_and_their_values_and_stays_in_the_saved_notebook(lab: Lab) -> None:
     cell = """%%spawn 2
@@ -55,6 +56,7 @@ rank * 7"""
     shown()
 
 
+@pytest.mark.extended
 @in_lab
 def test_a_failing_cell_shows_one_traceback_with_the_lines_of_its_cells(lab: Lab) -> None:
     helper = "def area(shape):\n    return shape['width'] * shape['hieght']"
@@ -104,6 +106,7 @@ finally:
     expect(notebook.outputs(2)).to_have_text("42")
 
 
+@pytest.mark.extended
 @in_lab
 def test_the_live_line_the_stall_and_the_controls_while_a_cell_runs(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo -g 60
@@ -149,6 +152,7 @@ dist.barrier()"""
     expect(notebook.outputs(2)).to_have_text("42")
 
 
+@pytest.mark.extended
 @in_lab
 def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path: Path) -> None:
     go = tmp_path / "go"
@@ -167,6 +171,7 @@ def test_cells_that_were_queued_run_afterwards_in_their_order(lab: Lab, tmp_path
     expect(notebook.outputs(1).nth(0)).to_contain_text("✓ done")
 
 
+@pytest.mark.extended
 @in_both
 def test_debugging_at_a_prompt_in_the_cell(lab: Lab) -> None:
     cell = """%%spawn 3 -b gloo -o sums
@@ -197,6 +202,7 @@ x.item()"""
     expect(notebook.outputs(2)).to_have_text("[103.0, 103.0, 103.0]")
 
 
+@pytest.mark.extended
 @in_lab
 def test_stacks_and_debugging_a_rank_that_runs(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo -o counts
@@ -229,6 +235,7 @@ count"""
     expect(notebook.outputs(2)).to_have_text("True")
 
 
+@pytest.mark.extended
 @in_lab
 def test_a_cell_in_the_background(lab: Lab) -> None:
     cell = """%%spawn 2 --background
@@ -254,6 +261,7 @@ while True: time.sleep(0.01)"""
     expect(mine).to_have_count(2)
 
 
+@pytest.mark.extended
 @in_lab
 def test_post_mortem_and_quit(lab: Lab) -> None:
     cell = """%%spawn 2 -b gloo --pdb

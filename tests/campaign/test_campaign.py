@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.extended
+
 
 def test_a_short_campaign() -> None:
     """The bounds are wide: they find what hangs, on whatever machine."""

@@ -12,7 +12,7 @@ import pytest
 from kernels import ExecutedKernel, Kernel, ok, prepare, wait_until
 from leftovers import until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(400)]
 
 CELLS = 500
 SETTLED = 100

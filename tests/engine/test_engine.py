@@ -188,6 +188,7 @@ def test_stopped_rank_blocks_neither_poll_nor_join(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- nothing grows
 
 
+@pytest.mark.extended
 def test_fifty_runs_leak_nothing() -> None:
     before = State.now()
     for turn in range(50):
@@ -496,6 +497,7 @@ def test_multiprocessings_global_state_is_untouched() -> None:
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
+@pytest.mark.extended
 def test_user_can_still_set_the_start_method() -> None:
     text = """
 import multiprocessing

@@ -163,7 +163,9 @@ def poke(obj: dict[str, Any], namespace: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*quantize", "ignore:TypedStorage")
-@pytest.mark.parametrize("context", [forkserver, spawn], ids=["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "context", [forkserver, pytest.param(spawn, marks=pytest.mark.extended)], ids=["forkserver", "spawn"]
+)
 def test_tensors_and_arrays_travel_and_stay_the_ranks_own(context: Any) -> None:
     sent = tensors()
     with pack(sent) as packed:

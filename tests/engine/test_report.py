@@ -35,6 +35,7 @@ def test_it_names_versions_limits_and_devices() -> None:
     assert "2 ranks, spawn" not in report
 
 
+@pytest.mark.extended
 def test_every_start_method_is_really_tried() -> None:
     report = _report("--all")
     assert _row(report, "fork is safe here").startswith("yes")
@@ -42,6 +43,7 @@ def test_every_start_method_is_really_tried() -> None:
         assert re.fullmatch(r"works \(\d+\.\d+ s\)", _row(report, name)), report
 
 
+@pytest.mark.extended
 def test_what_the_fork_server_preloads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "300")

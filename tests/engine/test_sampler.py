@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import rank_functions as ranks
+from methods import EVERY_METHOD
 
 import nbspawn
 from nbspawn._protocol.frames import Frame, Position
@@ -80,8 +81,13 @@ def test_a_rank_that_waits_in_a_collective_is_told_from_one_that_has_not_arrived
 @pytest.mark.parametrize(
     ("function", "call", "line"),
     [
-        (ranks.ddp_made_when_told, "DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel("),
-        (ranks.ddp_forward_when_told, "forward", "model(torch.ones"),
+        pytest.param(
+            ranks.ddp_made_when_told,
+            "DistributedDataParallel",
+            "torch.nn.parallel.DistributedDataParallel(",
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(ranks.ddp_forward_when_told, "forward", "model(torch.ones", marks=pytest.mark.extended),
         (ranks.ddp_backward_when_told, "backward", "loss.backward()"),
         (ranks.wait_when_told, "wait", "work.wait()"),
     ],
@@ -105,9 +111,8 @@ def test_a_wait_that_no_python_frame_tells_of(function: Any, call: str, line: st
     "what",
     [
         "process",
-        "any child",
-        "event",
         "thread",
+        *(pytest.param(one, marks=pytest.mark.extended) for one in ("any child", "event")),
         pytest.param(
             "work that is done",
             marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="which call of a line runs is not told"),
@@ -123,6 +128,7 @@ def test_a_wait_for_no_rank_is_none(what: str) -> None:
     assert not [state for state in states if state == ("waiting", "wait_for_nobody")]
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_each_of_many_short_collectives_is_a_call_of_its_own() -> None:
     watch = Watch()
@@ -140,6 +146,7 @@ def test_only_changes_are_sent() -> None:
     assert len(watch.of(Measured, 0)) <= 4
 
 
+@pytest.mark.extended
 def test_gauges() -> None:
     watch = Watch()
     nbspawn.spawn(ranks.work_for, (2.5, 300_000_000), nprocs=1, start_method="fork", view=watch)
@@ -161,7 +168,7 @@ def megabytes(watch: Watch) -> list[int]:
     return [int(peak.removesuffix(" MB")) for peak in found]
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_what_a_rank_uses_for_a_moment_is_its_peak(method: str) -> None:
     """And what this process has used for a moment is not."""
     bytearray(900_000_000)
@@ -191,6 +198,7 @@ def test_each_command_of_kept_ranks_has_its_own_peak() -> None:
     assert idle == "" and int(last.removesuffix(" MB")) < first[1] - 50
 
 
+@pytest.mark.extended
 def test_a_rank_that_holds_the_gil_in_native_code_gives_no_sign_of_life() -> None:
     quiet: list[float] = []
     watch = Watch(lambda run: quiet.append(silent(run.ranks[0], time.monotonic())))
@@ -199,6 +207,7 @@ def test_a_rank_that_holds_the_gil_in_native_code_gives_no_sign_of_life() -> Non
     assert quiet[-1] == 0.0, "it came back"
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_the_samples_add_up_to_the_time_at_each_line() -> None:
     watch = Watch()

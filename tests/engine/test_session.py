@@ -154,6 +154,7 @@ def test_a_group_of_the_users_own_can_be_made_again(nothing_left: None) -> None:
         assert list(two.execute(ALL_REDUCE)) == [2.0, 2.0]
 
 
+@pytest.mark.extended
 def test_a_wrapped_model_uses_the_group_that_is_made_anew(three: Session) -> None:
     three.execute("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))")
     step = "model.zero_grad()\nmodel(torch.full((1, 2), float(rank))).backward()\nmodel.module.weight.grad.tolist()"
@@ -185,6 +186,7 @@ def test_a_rank_that_leaves(three: Session) -> None:
     assert not three.alive
 
 
+@pytest.mark.timing
 def test_ranks_without_anything_to_do_end(nothing_left: None) -> None:
     with Session(2, start_method="fork", idle_timeout=0.5) as two:
         assert list(two.execute("rank")) == [0, 1]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import rank_functions as ranks
 from leftovers import until
+from methods import EVERY_METHOD
 
 import nbspawn
 from nbspawn._engine import native
@@ -54,7 +55,7 @@ def started(nothing_left: None, tmp_path: Path) -> Any:
             process.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_ranks_in_python_in_native_code_and_with_threads(started: Any, method: str) -> None:
     context = started(ranks.stand_in_different_places, 3, method)
     found = context.look(deep=True)

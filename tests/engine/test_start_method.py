@@ -150,6 +150,7 @@ print(fork_hazards())
 """
 
 
+@pytest.mark.extended
 def test_torch_compile(tmp_path: Path) -> None:
     """In a process of its own: it starts threads that stay."""
     headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # 4 s of a processor, for one use of them
@@ -221,7 +222,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("remedy, printed", [("with", "[216000000.0, 216000000.0]"), ("without", "hangs True")])
+@pytest.mark.parametrize(
+    "remedy, printed",
+    [("with", "[216000000.0, 216000000.0]"), pytest.param("without", "hangs True", marks=pytest.mark.extended)],
+)
 def test_parallel_operations_after_one_in_the_kernel(remedy: str, printed: str) -> None:
     """In a process of its own: the kernel without the remedy must not be this one."""
     env = {**os.environ, "PYTHONPATH": SUPPORT}

@@ -18,14 +18,14 @@ import pytest
 import rank_functions as ranks
 import torch
 from leftovers import alive, gone, marked_pids, until
-from methods import PATIENCE
+from methods import EVERY_METHOD, PATIENCE
 from torch.multiprocessing import ProcessContext, ProcessExitedException, ProcessRaisedException
 
 import nbspawn
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-every_method = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+every_method = pytest.mark.parametrize("method", EVERY_METHOD)
 light_methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
 
 

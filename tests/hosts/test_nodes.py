@@ -271,6 +271,7 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.extended
 def test_logs_are_copied_from_their_nodes(nodes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     with Kept(nodes) as kept:
         kept.execute("for line in range(200_000): print('line', line, 'of', rank)")
@@ -284,6 +285,7 @@ def test_logs_are_copied_from_their_nodes(nodes: Processes, monkeypatch: pytest.
         assert kept.pool.log_path(3) == kept.engine.log_path(3), "it is lost, and nothing else is said of it"
 
 
+@pytest.mark.extended
 def test_nodes_are_asked_while_a_run_in_the_background_is_watched(nodes: Processes) -> None:
     with Kept(nodes) as kept:
         kept.execute("import time")
@@ -298,6 +300,7 @@ def test_nodes_are_asked_while_a_run_in_the_background_is_watched(nodes: Process
         assert isinstance(background.exception(30), KeyboardInterrupt)
 
 
+@pytest.mark.extended
 def test_the_first_failure_is_found_on_nodes_whose_clocks_differ(workplace: str, tmp_path: Path) -> None:
     """Machines count from their own boot."""
     shifted = ["unshare", "--time", "--monotonic", "-5000" if time.monotonic() > 6000 else "5000", sys.executable]
@@ -366,6 +369,7 @@ def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> N
         agents.release()
 
 
+@pytest.mark.extended
 @clean
 def test_an_agent_that_dies_between_two_runs_costs_nothing(workplace: str) -> None:
     starter = Processes(2)
@@ -380,6 +384,7 @@ def test_an_agent_that_dies_between_two_runs_costs_nothing(workplace: str) -> No
         agents.release()
 
 
+@pytest.mark.extended
 def test_all_ends_with_the_kernel(tmp_path: Path) -> None:
     script = tmp_path / "kernel.py"
     script.write_text(
@@ -415,6 +420,7 @@ def prints_until(rank: int, folder: str) -> int:
     return lines
 
 
+@pytest.mark.extended
 def test_a_kernel_that_is_stopped_for_a_while_loses_nothing(tmp_path: Path) -> None:
     """Connections with data that is not read are ended by the system after some seconds, if they have a timeout."""
     script = tmp_path / "kernel.py"
@@ -443,6 +449,7 @@ if __name__ == "__main__":
     assert shown.count("x" * 9000) == int(lines[1])
 
 
+@pytest.mark.extended
 @clean
 def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_IDLE_SECONDS", 0.1)
@@ -451,18 +458,23 @@ def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert until(lambda: not agents._all and not starter.agents)
 
 
+@pytest.mark.extended
 def test_a_start_that_a_node_refuses_is_an_error_and_the_next_run_works(nodes: Processes) -> None:
     call(nodes, places)
     agent = psutil.Process(nodes.agents[1].pid)
     usual = agent.rlimit(psutil.RLIMIT_NOFILE)
     agent.rlimit(psutil.RLIMIT_NOFILE, (50, usual[1]))
-    with pytest.raises(nbspawn.StartError, match=rf"started on {socket.gethostname()}: 2 ranks need \d+ open files"):
-        call(nodes, places)
-    agent.rlimit(psutil.RLIMIT_NOFILE, usual)
+    try:
+        message = rf"started on {socket.gethostname()}: 2 ranks need \d+ open files"
+        with pytest.raises(nbspawn.StartError, match=message):
+            call(nodes, places)
+    finally:
+        agent.rlimit(psutil.RLIMIT_NOFILE, usual)
     pids = {one.pid for one in nodes.agents.values()}
     assert call(nodes, places)[3][0] == 3 and {one.pid for one in nodes.agents.values()} == pids
 
 
+@pytest.mark.extended
 @clean
 def test_an_agent_that_freezes_costs_its_run_and_not_the_next(workplace: str) -> None:
     """What its ranks say later is not for the next run."""

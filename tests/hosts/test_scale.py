@@ -27,6 +27,8 @@ from nbspawn._session.pool import Pool
 from nbspawn._session.views import StreamView, snapshot
 from nbspawn._state.run import Run
 
+pytestmark = pytest.mark.extended
+
 NODES, EACH = 128, 2
 
 TRAINS = f"""import time, torch, torch.distributed as dist

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from kernels import Kernel, lives, ok, wait_gone
-from methods import METHODS
 from resolving import resolved
 
 import nbspawn
@@ -80,7 +79,9 @@ with nbspawn.Session(2, start_method=sys.argv[1]) as session:
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(name, marks=pytest.mark.extended) for name in ("fork", "spawn"))]
+)
 def test_a_script_pushes_variables_to_cells(method: str, tmp_path: Path) -> None:
     """No kernel, so no shell before the first cell makes one."""
     script = tmp_path / "script.py"
@@ -391,7 +392,9 @@ def test_too_many_shared_tensors_under_the_fork_server(shared: list[torch.Tensor
         nbspawn.spawn(count, (shared,), 2, start_method="forkserver")
 
 
-@pytest.mark.parametrize(("method", "taken"), [("auto", "fork"), ("spawn", "spawn")])
+@pytest.mark.parametrize(
+    ("method", "taken"), [("auto", "fork"), pytest.param("spawn", "spawn", marks=pytest.mark.extended)]
+)
 def test_too_many_shared_tensors_for_the_fork_server_go_otherwise(
     shared: list[torch.Tensor], method: str, taken: str, nothing_left: None
 ) -> None:

@@ -86,6 +86,7 @@ def test_connections_to_others_live_on(kernel: Kernel, server: Server, method: s
     ok(kernel.execute("of_python.close(), os.close(native)"))
 
 
+@pytest.mark.extended
 def test_where_the_system_does_not_tell_who_is_at_the_other_end(kernel: Kernel, server: Server) -> None:
     """As macOS does not. What a rank has inherited stays, and so do Python's sockets."""
     ok(kernel.execute(CONNECT.format(port=server.port)))
@@ -126,6 +127,7 @@ options._timeout = datetime.timedelta(minutes=10)
 group = dist.ProcessGroupGloo(dist.FileStore("{store}", 3), rank, 3, options)"""
 
 
+@pytest.mark.extended
 @once
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
 def test_gloo_over_ipv6(kernel: Kernel, method: str, tmp_path: Path) -> None:

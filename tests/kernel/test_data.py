@@ -115,6 +115,7 @@ def _sums(rank: int, results: Any) -> list[float]:
     return [float(value["tensor"][4:].sum()) for value in results]
 
 
+@pytest.mark.extended
 def test_ranks_share_what_they_only_read(tmp_path: Path) -> None:
     data, little = torch.ones(25 * MB), torch.ones(1)
     shares = nbspawn.spawn(_share, args=(data, os.fspath(tmp_path), 4), nprocs=4, start_method="forkserver")

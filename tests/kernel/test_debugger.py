@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kernels import Kernel, Reply, ok, plain, wait_gone, wait_until
-from methods import METHODS
-from users import USERS, User
+from methods import EVERY_METHOD
+from users import User
 
 
 def said(reply: Reply, rank: int) -> str:
@@ -25,16 +24,6 @@ def pids(reply: Reply) -> list[int]:
     return found
 
 
-@pytest.fixture
-def kernel(kernel: Kernel) -> Iterator[Kernel]:
-    """A test that fails leaves nobody at a prompt."""
-    yield kernel
-    while USERS:
-        user = USERS.pop()
-        if user.kernel is kernel:
-            user.leave()
-
-
 REDUCED = """%%spawn 3 -b gloo -m {method} -o out
 import torch, torch.distributed as dist
 x = torch.tensor([float(rank)])
@@ -44,7 +33,7 @@ dist.all_reduce(x)
 x.item()"""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, method: str) -> None:
     user = User(kernel, REDUCED.format(method=method))
     assert user.prompt() == "[1] ipdb> "
@@ -238,7 +227,9 @@ def test_an_interrupt_at_the_prompt_ends_all_ranks_at_theirs(kernel: Kernel, met
     wait_gone(pids(reply))
 
 
-@pytest.mark.parametrize(("method", "end"), [("fork", "shutdown"), ("forkserver", "kill")])
+@pytest.mark.parametrize(
+    ("method", "end"), [pytest.param("fork", "shutdown", marks=pytest.mark.extended), ("forkserver", "kill")]
+)
 def test_closing_the_notebook_at_the_prompt_leaves_no_rank(tmp_path: Path, method: str, end: str) -> None:
     with Kernel(tmp_path) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
@@ -268,6 +259,8 @@ def test_where_nobody_can_answer_there_is_an_error(kernel: Kernel, method: str, 
         assert "RuntimeError: nobody can answer here" in reply.traceback and "line 3" in reply.traceback
 
 
+@pytest.mark.timing
+@pytest.mark.extended
 def test_no_clock_runs_at_the_prompt(kernel: Kernel) -> None:
     cell = """%%spawn 3 -b gloo -t 2 -g 5
 import torch.distributed as dist; dist.barrier()  # all are connected
@@ -288,7 +281,7 @@ dist.barrier()"""
     assert reply.ename == "RankRaisedError" and "rank 2 of 3: ZeroDivisionError" in reply.traceback
 
 
-def test_a_breakpoint_because_a_peer_has_failed(kernel: Kernel) -> None:
+def test_a_breakpoint_because_a_peer_has_failed(kernel: Kernel, patient: None) -> None:
     cell = """%%spawn 2 -b gloo -g 60
 import torch.distributed as dist; dist.barrier()  # all are connected
 if rank: 1 / 0

@@ -158,6 +158,7 @@ def test_nothing_listens_unless_asked_for(kernel: Kernel) -> None:
     assert kernel.value("['LISTEN' in each for each in out]") == [False, False]
 
 
+@pytest.mark.extended
 @as_root
 def test_other_users_are_turned_away(kernel: Kernel) -> None:
     user = User(kernel, CELL.format(method="forkserver"))

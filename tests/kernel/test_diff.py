@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from kernels import Kernel, ok
-from users import USERS, User
+from users import User
 
 START = """%%spawn 4 --keep -b gloo
 import torch, torch.distributed as dist
@@ -192,15 +192,16 @@ def test_busy_ranks_and_the_debugger_in_the_background(kept: Kernel) -> None:
         assert reply.ename == "UsageError"
         assert "the ranks are busy: `%ranks debug 0:` stops them, and `diff model` at the prompt" in reply.traceback
         user = User(kept, "%ranks debug 0:")
-        user.prompt()
-        while "4 ranks" not in (text := user.say("diff model")):
-            pass  # the last of them is on its way to the prompt
-        assert "model: 4 entries are equal in all 4 ranks." in text
-        assert "the debugger" not in user.say("diff step") and not user.cell.over
-        user.say("all c")
+        try:
+            user.prompt()
+            while "4 ranks" not in (text := user.say("diff model")):
+                pass  # the last of them is on its way to the prompt
+            assert "model: 4 entries are equal in all 4 ranks." in text
+            assert "the debugger" not in user.say("diff step") and not user.cell.over
+            user.say("all c")
+        finally:
+            user.leave()
     finally:
-        while USERS:
-            USERS.pop().leave()
         kept.execute("%ranks interrupt")
         kept.execute("%ranks wait")
     assert diff(kept, "model") == ["model: 4 entries are equal in all 4 ranks."]
@@ -264,11 +265,12 @@ def test_a_rank_that_is_stopped_while_it_evaluates(debugged: Kernel) -> None:
 
 
 @pytest.fixture
-def debugged(module_kernel: Kernel) -> Iterator[Kernel]:
+def debugged(module_kernel: Kernel, request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A test that fails leaves nobody at a prompt."""
+    failed = request.session.testsfailed
     yield module_kernel
-    while USERS:
-        USERS.pop().leave()
+    if request.session.testsfailed > failed:
+        module_kernel.interrupt()
 
 
 SCRIPT = """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import IPython
 import pytest
 from kernels import Kernel, Reply, ok, once
+from methods import EVERY_METHOD
 
 _numbers = itertools.count()
 
@@ -61,7 +62,7 @@ mine = Mine(1, 1)
 
 
 # Under spawn, too: each has its own way of what a rank has imported.
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_functions_classes_and_instances_follow(kernel: Kernel, module: Module, method: str) -> None:
     start(kernel, module, f"--autoreload -m {method}", MADE)
     assert ok(kernel.execute(ASK)).result == "[0-1] (1, 1)"
@@ -150,14 +151,17 @@ def test_an_error_in_the_edited_module_is_the_cells_and_the_next_edit_repairs_it
 def test_an_error_in_one_rank(kernel: Kernel, module: Module, method: str) -> None:
     """As if its cell raised at the first line: the peers that wait for it are released, all stay usable."""
     start(kernel, module, f"--autoreload -b gloo -m {method}")
+    there = kernel.folder / f"there-{method}"
     module.write(
-        "import os\ndef answer():\n    return 2\nif os.environ['RANK'] == '1':\n    raise ValueError('not here')\n"
+        "import os\ndef answer():\n    return 2\nif os.environ['RANK'] == '1':\n"
+        f"    while not os.path.exists({str(there)!r}): pass\n    raise ValueError('not here')\n"
     )
-    together = "%%ranks\nimport torch.distributed as dist\nt = torch.ones(1); dist.all_reduce(t)\nt.item(), early()"
+    together = f"%%ranks\nimport torch.distributed as dist; t = torch.ones(1); open({str(there)!r}, 'w').close()\n"
+    together += "dist.all_reduce(t)\nt.item(), early()"
     reply = kernel.execute(together)
     assert reply.ename == "RankRaisedError" and "rank 1 of 2: ValueError: not here" in reply.evalue
     assert (
-        f'File "{module.path}", line 5' in reply.traceback and "Rank 0 was at line 3, in all_reduce" in reply.traceback
+        f'File "{module.path}", line 6' in reply.traceback and "Rank 0 was at line 3, in all_reduce" in reply.traceback
     )
     assert "is created again" in reply.table["text/plain"]
     assert "ValueError: not here" in kernel.execute(together).evalue, "not with old code in one of them"
@@ -215,6 +219,7 @@ def following(kernel: Kernel, module: Module) -> Iterator[Module]:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_the_notebooks_autoreload_reaches_its_ranks(kernel: Kernel, following: Module, method: str) -> None:
     start(kernel, following, f"-m {method}")
@@ -230,6 +235,7 @@ def test_the_notebooks_autoreload_reaches_its_ranks(kernel: Kernel, following: M
     assert ok(kernel.execute(ASK)).result == "[0-1] ('once more', 'once more')"
 
 
+@pytest.mark.extended
 def test_an_error_of_the_notebooks_autoreload_is_not_printed_by_forked_ranks(kernel: Kernel, following: Module) -> None:
     start(kernel, following, "-m fork")
     following.write("1 / 0\n")

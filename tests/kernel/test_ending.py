@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from kernels import Kernel, ok, once, wait_until
+from methods import EVERY_METHOD
 
-METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+METHODS = pytest.mark.parametrize("method", EVERY_METHOD)
 
 LEAVES_OPEN = """
 import atexit, gzip, logging, logging.handlers, tempfile, threading, time, zipfile

@@ -12,7 +12,7 @@ from kernels import ExecutedKernel, ok, wait_gone
 BREAKPOINT = "does not stop ranks: its breakpoints in this cell (line 3) are ignored"
 
 
-@pytest.fixture(params=["before", "after"])
+@pytest.fixture(params=[pytest.param("before", marks=pytest.mark.extended), "after"])
 def debugged(request: pytest.FixtureRequest, workplace: str, tmp_path: Path) -> Iterator[Debugged]:
     """Switched on before nbspawn is loaded, or after it."""
     with ExecutedKernel(tmp_path) as kernel:

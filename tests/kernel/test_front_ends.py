@@ -423,6 +423,7 @@ def test_in_kept_ranks(run: Run) -> None:
     ok(run.kernel.execute("%ranks stop"))
 
 
+@pytest.mark.extended
 def test_in_spawned_ranks(kernel: Kernel, with_libraries: Kernel) -> None:
     for one in (kernel, with_libraries):
         check_all(one.execute("%%spawn 2 -m spawn\n" + IMPORTS + ALL))

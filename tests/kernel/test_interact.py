@@ -319,6 +319,7 @@ def test_who_waits_in_a_cell_is_asked_there(kernel: Kernel, screen: Screen) -> N
 # ---------------------------------------------------------------- what is left
 
 
+@pytest.mark.extended
 def test_nothing_is_left_by_many_runs(kernel: Kernel, screen: Screen) -> None:
     # Not eventfds: ipykernel has one for each thread that has sent something, and closes them every ten seconds.
     count = """import threading, gc, os
@@ -402,6 +403,7 @@ def test_a_click_in_a_subshell_that_goes(kernel: Kernel, screen: Screen, tmp_pat
 # ---------------------------------------------------------------- other places
 
 
+@pytest.mark.extended
 def test_executed_with_nobody_looking(tmp_path: Path) -> None:
     notebook = execute(
         tmp_path, "%load_ext nbspawn", SPEED, WIDGET_OF.format("nprocs=2, speed=5"), "w.run()", "list(w.wait(30))"

@@ -96,16 +96,6 @@ def test_what_was_built_on_a_group_that_is_no_more_says_so(kept: Kernel) -> None
     ok(kept.execute(train))
 
 
-@pytest.fixture
-def patient(kept: Kernel) -> Iterator[None]:
-    """Ranks that fail at the same time, each by itself, do so on a busy machine, too: none is interrupted."""
-    ok(kept.execute("from nbspawn._session import stop_policy as nbspawn_policy"))
-    usual = kept.value("nbspawn_policy._COLLECT")
-    ok(kept.execute(f"nbspawn_policy._COLLECT = {PATIENCE}"))
-    yield
-    ok(kept.execute(f"nbspawn_policy._COLLECT = {usual}"))
-
-
 MODELS = """%%ranks
 import torch.distributed.optim
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

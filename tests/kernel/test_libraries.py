@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from kernels import Kernel, ok, prepare
 
+pytestmark = pytest.mark.extended
+
 IMPORT = "import torch\nfrom accelerate import Accelerator\n"
 
 TRAIN = """

@@ -269,7 +269,7 @@ def test_error_carries_what_a_program_needs(kernel: Kernel, method: str) -> None
     assert "ValueError" in kernel.value("str(e)")
 
 
-def test_every_rank_fails_alike(kernel: Kernel, method: str) -> None:
+def test_every_rank_fails_alike(kernel: Kernel, method: str, patient: None) -> None:
     reply = kernel.execute(f"%%spawn 4 -m {method}\nraise KeyError('same')")
     assert reply.ename == "RankRaisedError"
     assert reply.traceback.count("raise KeyError('same')") == 1, reply.traceback
@@ -277,7 +277,7 @@ def test_every_rank_fails_alike(kernel: Kernel, method: str) -> None:
 
 
 @once
-def test_first_error_in_time_is_raised(kernel: Kernel, method: str, tmp_path: Path) -> None:
+def test_first_error_in_time_is_raised(kernel: Kernel, method: str, patient: None, tmp_path: Path) -> None:
     mark = tmp_path / "raised"
     cell = f"""%%spawn 2 -m {method}
 import os, time
@@ -333,6 +333,7 @@ def test_sys_exit_0_is_an_end_in_good_order(kernel: Kernel, method: str) -> None
     assert reply.of(0) == ["bye"]
 
 
+@pytest.mark.extended
 def test_a_rank_under_spawn_says_nothing_by_itself(tmp_path: Path) -> None:
     """IPython warns in each new shell of a virtual environment that is not its own."""
     with Kernel(tmp_path, VIRTUAL_ENV=str(tmp_path)) as kernel:
@@ -515,7 +516,7 @@ def test_profile_tells_where_the_time_went(kernel: Kernel, method: str) -> None:
     assert reported and reported[1] in reply.table["text/html"]
     parts = dict(part.split(" ", 1) for part in reported[1].split(" · "))
     assert list(parts) == ["payload", "start", "rendezvous", "run", "results", "teardown"]
-    assert 300 <= int(parts["run"].removesuffix(" ms")) < 600
+    assert int(parts["run"].removesuffix(" ms")) >= 300
 
 
 # ---------------------------------------------------------------- the kernel goes on
@@ -625,7 +626,7 @@ def test_log_dir(kernel: Kernel, method: str, tmp_path: Path) -> None:
 
 @once
 def test_timeout_tells_where_ranks_stood(kernel: Kernel, method: str) -> None:
-    cell = f"%%spawn 2 -m {method} -t 1 -g 60\nimport time\nif rank:\n    time.sleep(500)\nelse:\n    time.sleep(600)"
+    cell = f"%%spawn 2 -m {method} -t 3 -g 60\nimport time\nif rank:\n    time.sleep(500)\nelse:\n    time.sleep(600)"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"
     assert "line 4" in reply.traceback and "line 6" in reply.traceback, reply.traceback

@@ -76,6 +76,7 @@ def test_errors_may_be_allowed(executed: dict[str, Any]) -> None:
     assert executed["after an error"].outputs[-1].data["text/plain"] == "[0] 0\n[1] 1"
 
 
+@pytest.mark.extended
 def test_a_failing_cell_ends_the_notebook(tmp_path: Path) -> None:
     cell = "%%spawn 2 -m forkserver\ndef width(batch):\n    return batch['width']\nwidth({}) if rank else None"
     with pytest.raises(CellExecutionError) as raised:

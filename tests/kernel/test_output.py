@@ -278,6 +278,7 @@ def test_a_rank_does_not_remember_what_it_has_printed(kernel: Kernel, method: st
     assert int(ok(kernel.execute(f"%%spawn 1 -m {method}\n{cell}")).result.removeprefix("[0] ")) < 5_000_000
 
 
+@pytest.mark.extended
 def test_two_million_lines(kernel: Kernel) -> None:
     """The error still arrives, the logs are whole, the notebook stays small, and the kernel's memory flat."""
     ok(

@@ -221,6 +221,7 @@ def brought_up(server: forkserver.PrivateServer) -> None:
     assert until(lambda: not server.bringing_up, 120)
 
 
+@pytest.mark.extended
 def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServer, cache: Path) -> None:
     assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [[], []]
     nbspawn.spawn(import_rich, nprocs=2)
@@ -232,6 +233,7 @@ def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServe
     assert {"rich.progress", "torch._dynamo"} <= set(json.loads(cache.read_text())["modules"])
 
 
+@pytest.mark.extended
 def test_memory_is_bounded(server: forkserver.PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "1")
     brought_up(server)
@@ -240,6 +242,7 @@ def test_memory_is_bounded(server: forkserver.PrivateServer, monkeypatch: pytest
     assert list(nbspawn.spawn(modules_of_rank, nprocs=1)) == [[]]
 
 
+@pytest.mark.extended
 def test_imports_that_saw_another_environment_are_made_again(
     server: forkserver.PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +262,7 @@ def test_imports_that_saw_another_environment_are_made_again(
     assert list(nbspawn.spawn(of_environment, nprocs=1)) == [None]
 
 
+@pytest.mark.extended
 def test_a_server_that_is_still_importing_is_ended(server: forkserver.PrivateServer) -> None:
     server.get()
     server.warm_up()
@@ -348,6 +352,7 @@ while _s.bringing_up:
     time.sleep(0.05)"""
 
 
+@pytest.mark.extended
 def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> None:
     """Of what the first training step needs. Kernel after kernel: the second one's first run has it."""
     preloading = {"NBSPAWN_PRELOAD_MB": "1024", "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -367,6 +372,7 @@ def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> No
             assert kernel.value("list(found)") == [[], []]
 
 
+@pytest.mark.extended
 def test_a_kernel_that_is_killed_leaves_no_server_that_imports(tmp_path: Path) -> None:
     with ExecutedKernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))

@@ -181,6 +181,7 @@ def test_the_fold(kernel: Kernel) -> None:
     assert "Where the time went" not in str(short.table)
 
 
+@pytest.mark.extended
 def test_the_reason_of_a_stall_stays(kernel: Kernel) -> None:
     first = (
         "%%spawn 2 -b gloo -t 6 -g 1 --profile --env TORCH_FR_BUFFER_SIZE=0\nimport time, torch.distributed as dist\n"
@@ -188,10 +189,8 @@ def test_the_reason_of_a_stall_stays(kernel: Kernel) -> None:
     cell = first + "if rank: time.sleep(600)\ndist.barrier()"
     reply = kernel.execute(cell)
     assert reply.ename == "RunTimeoutError"
-    assert (
-        "When the ranks were stopped: Rank 0 has waited 6 s in barrier (line 4). Rank 1 is at line 3:"
-        in (reply.table["text/plain"])
-    )
+    told = r"When the ranks were stopped: Rank 0 has waited \d s in barrier \(line 4\)\. Rank 1 is at line 3:"
+    assert re.search(told, reply.table["text/plain"]), str(reply)
 
 
 TIMELINE = """import time, torch.distributed as dist
@@ -223,6 +222,7 @@ def test_results_tell_what_each_rank_did_when(kernel: Kernel) -> None:
     assert {row["file"] for row in rows} <= {f"Cell In[{kernel.value('len(In)') - 3}]", ""}
 
 
+@pytest.mark.extended
 def test_the_timeline_as_a_table(kernel: Kernel) -> None:
     pytest.importorskip("pandas")
     ok(kernel.execute(f"%%spawn 2 -b gloo -o r\n{TIMELINE}"))
@@ -242,6 +242,7 @@ def kept(kernel: Kernel) -> Iterator[Kernel]:
     kernel.execute("%ranks stop")
 
 
+@pytest.mark.extended
 def test_each_cell_of_kept_ranks_has_its_own_timeline(kept: Kernel) -> None:
     ok(kept.execute(f"%%ranks -o second\n{TIMELINE}"))
     rows = kept.value("second.timeline")
@@ -254,6 +255,7 @@ def test_each_cell_of_kept_ranks_has_its_own_timeline(kept: Kernel) -> None:
     assert seconds_at(rows, 1, 2, False) == pytest.approx(1.2, abs=0.4)
 
 
+@pytest.mark.extended
 def test_a_run_in_the_background_has_a_timeline(kernel: Kernel) -> None:
     ok(kernel.execute(f"%%spawn 2 -b gloo --background -o handle\n{TIMELINE}"))
     assert_rank_1_came_late(kernel.value("handle.result().timeline"))

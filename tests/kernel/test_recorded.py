@@ -37,6 +37,8 @@ def test_the_stall_sentence_and_stop(kernel: Kernel) -> None:
     assert "When the ranks were stopped" not in reply.table["text/plain"], "it is said once"
 
 
+@pytest.mark.extended
+@pytest.mark.timing
 @recorded
 def test_the_timeout_says_it(kernel: Kernel) -> None:
     reply = kernel.execute(DIFFERENT.format(options="--timeout 3"))
@@ -44,6 +46,7 @@ def test_the_timeout_says_it(kernel: Kernel) -> None:
     assert "in all_gather" in reply.traceback, "where they stand is said, too"
 
 
+@pytest.mark.extended
 def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
     cell = kernel.submit(DIFFERENT.format(options="--env TORCH_FR_BUFFER_SIZE=0")).until("ready")
     cell.see(lambda: "The ranks have diverged." in cell.reply.table["text/plain"], "the old sentence")

@@ -196,7 +196,7 @@ def start_grandchildren(kernel: Kernel, options: str, folder: Path) -> list[int]
     [
         pytest.param("kill", {}, marks=pytest.mark.timing),
         ("restart", {"now": True}),
-        ("restart", {"now": False}),
+        pytest.param("restart", {"now": False}, marks=pytest.mark.extended),
         ("shutdown", {"now": False}),
     ],
 )
@@ -226,6 +226,7 @@ def test_kernel_ends(own_kernel: Kernel, how: str, options: dict[str, bool], tmp
         own_kernel.assert_no_rank()
 
 
+@pytest.mark.extended
 def test_kernel_shut_down_at_rest(own_kernel: Kernel, tmp_path: Path) -> None:
     import psutil
 

@@ -505,7 +505,12 @@ def test_a_guardian_that_was_stopped_does_not_spare_what_ranks_leave_behind() ->
 @clean
 @pytest.mark.parametrize(
     ("how", "method"),
-    [("ignored", "fork"), ("ignored", "spawn"), ("waited for", "fork"), ("waited for", "forkserver")],
+    [
+        ("ignored", "fork"),
+        pytest.param("ignored", "spawn", marks=pytest.mark.extended),
+        ("waited for", "fork"),
+        pytest.param("waited for", "forkserver", marks=pytest.mark.extended),
+    ],
 )
 def test_children_whose_end_this_process_is_not_told(how: str, method: str) -> None:
     """Values and errors come over the channel; exit codes are lost."""
@@ -555,7 +560,9 @@ def _press():
 threading.Thread(target=_press, daemon=True).start()"""
 
 
-@pytest.mark.parametrize("cell", ["%%spawn 2\nrank", "import nbspawn\nnbspawn.spawn(print)"])
+@pytest.mark.parametrize(
+    "cell", ["%%spawn 2\nrank", pytest.param("import nbspawn\nnbspawn.spawn(print)", marks=pytest.mark.extended)]
+)
 def test_stop_does_not_spoil_the_import_of_torch(tmp_path: Path, cell: str) -> None:
     with ExecutedKernel(tmp_path) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pexpect
-import psutil
 import pytest
-from kernels import wait_until
+from kernels import ranks_of, wait_until
 from leftovers import gone
 from methods import PATIENCE
 
@@ -65,18 +64,6 @@ class Terminal:
         if "\n" in cell:
             self.process.send("\r\r")
 
-    def ranks(self) -> list[psutil.Process]:
-        found = []
-        for child in psutil.Process(self.process.pid).children():
-            if child.status() == psutil.STATUS_ZOMBIE:
-                continue
-            command = " ".join(child.cmdline())
-            if "forkserver" in command:
-                found += child.children()
-            elif "resource_tracker" not in command and "_engine/guardian.py" not in command:
-                found.append(child)
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
-
     def close(self) -> None:
         self.process.close(force=True)
 
@@ -104,7 +91,7 @@ def terminal(
     if request.session.testsfailed > failed:
         terminals.pop(kind).close()
     else:
-        wait_until(lambda: not terminals[kind].ranks(), "ranks end")
+        wait_until(lambda: not ranks_of(terminals[kind].process.pid), "ranks end")
 
 
 def shown(text: str) -> str:
@@ -131,6 +118,7 @@ def test_an_error(terminal: Terminal, request: pytest.FixtureRequest) -> None:
     assert "4" in shown(terminal.run("2 + 2"))
 
 
+@pytest.mark.extended
 def test_where_the_time_went_in_80_columns(terminal: Terminal) -> None:
     terminal.run("import os, time; os.environ['COLUMNS'] = '80'")  # the next tests can do with it
     wait = f"time.sleep(1.2 + 0 * len({'x' * 90!r}))"
@@ -147,7 +135,7 @@ def test_ctrl_c(terminal: Terminal, tmp_path: Path) -> None:
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "the ranks run")
     terminal.process.sendintr()
     assert "KeyboardInterrupt" in shown(terminal._prompted())
-    wait_until(lambda: not terminal.ranks(), "ranks end")
+    wait_until(lambda: not ranks_of(terminal.process.pid), "ranks end")
     assert "[1] 1" in shown(terminal.run("%%spawn 2\nrank"))
 
 
@@ -221,6 +209,7 @@ def test_ipython_c(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout.replace("\x1b[22;0t\x1b]0;", "").replace("IPython: ", "")
 
 
+@pytest.mark.extended
 def test_ipython_script(tmp_path: Path) -> None:
     script = tmp_path / "job.ipy"
     script.write_text(

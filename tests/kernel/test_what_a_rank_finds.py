@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernels import Kernel, Reply, ok, plain
+from methods import EVERY_METHOD
 
 import nbspawn
 from nbspawn._engine import fork_safety, reachable
@@ -121,7 +122,7 @@ def test_auto_in_the_first_second_and_later(prepared: tuple[Kernel, Reply]) -> N
     assert_all_different(drawn)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.extended)])
 def test_other_start_methods(prepared: tuple[Kernel, Reply], method: str) -> None:
     kernel, _ = prepared
     drawn = []
@@ -274,7 +275,7 @@ def test_a_handler_that_writes_elsewhere_stays_the_kernels(tmp_path: Path) -> No
         handler.close()
 
 
-METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+METHODS = pytest.mark.parametrize("method", EVERY_METHOD)
 
 NEWER_PRECISIONS = (
     ("torch.backends.cuda.matmul.fp32_precision", "tf32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from kernels import Kernel, ok, plain
 from users import User
 
@@ -38,6 +39,7 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
     user.cell.wait()
 
 
+@pytest.mark.extended
 def test_stacks_when_the_time_is_out_with_and_without_native_frames(kernel: Kernel) -> None:
     ok(kernel.execute("from nbspawn._engine import native\nfound = native._py_spy"))
     try:
@@ -92,6 +94,7 @@ finally:
     assert "line 8" in first and "line 5, in tidy\n      time.sleep(600)" in second
 
 
+@pytest.mark.extended
 def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
     shorter = "standstill.LONG = stall.PATIENCE = 1"
     imports = "from nbspawn._session import standstill\nfrom nbspawn._state import stall"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "benchmarks"))
 

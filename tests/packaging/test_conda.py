@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 tomllib = pytest.importorskip("tomllib")  # since Python 3.11
 yaml = pytest.importorskip("yaml")
 

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import answered
+import pytest
 import torch
 from kernels import plain
 from packaging.version import Version
+
+pytestmark = pytest.mark.extended
 
 PATH = Path(__file__).parents[2] / "notebooks" / "debugging.ipynb"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("build")

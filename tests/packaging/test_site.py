@@ -14,6 +14,8 @@ import pytest
 from nbspawn._notebook.arguments import PARSER, RANKS_PARSER
 from nbspawn._notebook.verbs import VERBS
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("sphinx")

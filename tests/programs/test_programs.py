@@ -23,6 +23,9 @@ ONCE_A_PROCESS = {"rpc_calls"}
 BARS = {"rich_progress": ("100%",), "tqdm_notebook": ("5/5", "7/7")}
 """What is seen of each rank's bars when they have come to their end."""
 
+QUICK = {"ddp", "digits", "fsdp2", "logging_setup", "rich_progress"}
+"""Not extended: what they import beside torch is imported soon."""
+
 SECONDS = 120.0
 """The bound of a cell that imports transformers or Lightning, on a busy machine."""
 
@@ -39,7 +42,10 @@ def said_in(*replies: Reply) -> Lines:
     return [said([line for reply in replies for line in ok(reply).of(rank)]) for rank in range(RANKS)]
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.extended) for name in PROGRAMS],
+)
 def program(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -100,6 +106,7 @@ def test_in_one_cell(program: str, under_torchrun: Lines, bare: Kernel, tmp_path
         assert shown(reply).count(end) == RANKS, shown(reply)
 
 
+@pytest.mark.extended
 def test_ranks_differ_and_learn(launcher: Popen[str]) -> None:
     """The comparison is worth something: the forked launcher is torchrun; losses differ by rank and step, and fall."""
     printed = torchrun.run("digits")
@@ -110,6 +117,7 @@ def test_ranks_differ_and_learn(launcher: Popen[str]) -> None:
     assert mean[5] < mean[0]
 
 
+@pytest.mark.extended
 def test_in_kept_ranks(program: str, under_torchrun: Lines, imported: Kernel, tmp_path: Path) -> None:
     """Cell by cell, and then the whole program once more in the same ranks."""
     first, *more = begin(imported, program, tmp_path)

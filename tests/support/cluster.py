@@ -20,9 +20,7 @@ from pathlib import Path
 
 import psutil
 
-_BRIDGE = "nbtest"
-_NET = "10.77.9"
-_PORT = 6391
+_CLUSTERS = 9  # on one machine, each with names, network and ports of its own
 RAY = Path(sys.executable).with_name("ray")
 _START = [RAY, "start", "--disable-usage-stats", "--object-store-memory=100000000"]
 # A test run that is killed leaves nothing that runs. (While unshare waits, it ignores SIGTERM.)
@@ -51,12 +49,11 @@ def missing() -> str:
 
 
 class Cluster:
-    """``hosts`` named host1, host2, ...; a context manager."""
-
-    address = f"{_NET}.1:{_PORT}"
+    """``hosts`` named host1, host2, ...; a context manager. Other test runs may have clusters at the same time."""
 
     def __init__(self, hosts: int) -> None:
         self._count = hosts
+        self._number = 0
         self._holders: dict[int, subprocess.Popen[bytes]] = {}
         self._inside: dict[int, int] = {}
         self._head: subprocess.Popen[bytes] | None = None
@@ -66,15 +63,21 @@ class Cluster:
     def __enter__(self) -> Cluster:
         # All processes of the machine's network see the name, and it ends with this one: a bridge that is there though
         # nobody has the name is of a test run that was killed.
-        self._only.bind(f"\0{_BRIDGE}")
+        for self._number in range(1, _CLUSTERS + 1):
+            with contextlib.suppress(OSError):
+                self._only.bind(f"\0{self._bridge}")
+                break
+        else:
+            raise RuntimeError(f"this machine has {_CLUSTERS} clusters already")
         self._unlink()
-        _ip(f"link add {_BRIDGE} type bridge")
+        _ip(f"link add {self._bridge} type bridge")
         self._folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
         try:
-            _ip(f"addr add {_NET}.1/24 dev {_BRIDGE}")
-            _ip(f"link set {_BRIDGE} up")
-            head = ["--head", f"--node-ip-address={_NET}.1", f"--port={_PORT}", "--num-cpus=0", "--block"]
+            _ip(f"addr add {self._net}.1/24 dev {self._bridge}")
+            _ip(f"link set {self._bridge} up")
+            head = ["--head", f"--node-ip-address={self._net}.1", f"--port={self._port}", "--num-cpus=0", "--block"]
             head += [f"--temp-dir={self._folder}", "--include-dashboard=false", f"--system-config={_HEALTH}"]
+            head += [f"--dashboard-agent-listen-port={self._port + _CLUSTERS}"]
             command = [*map(str, [*_START, *head])]
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             self._head = subprocess.Popen([*_TERMINATED, *command], env=_ENVIRONMENT, **quiet)
@@ -98,17 +101,38 @@ class Cluster:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._only.close()
 
+    @property
+    def address(self) -> str:
+        """Of the Ray cluster."""
+        return f"{self._net}.1:{self._port}"
+
+    @property
+    def _bridge(self) -> str:
+        return f"nbtest{self._number}"
+
+    @property
+    def _net(self) -> str:
+        return f"10.77.{self._number}"
+
+    @property
+    def _port(self) -> int:
+        return 6390 + self._number
+
+    def _link(self, host: int) -> str:
+        return f"nbt{self._number}-{host}"
+
     def _unlink(self) -> None:
-        for link in (*(f"nbt{host}" for host in range(1, 10)), _BRIDGE):
+        for link in (*map(self._link, range(1, 10)), self._bridge):
             subprocess.run(["ip", "link", "del", link], capture_output=True)
 
     def add(self, host: int, gpus: int = 0, silent_dns: bool = False) -> None:
         """Make one more host of this number, with a Ray node that believes to have GPUs; its DNS may never answer."""
         self._make(host)
-        self._put(host, "/etc/resolv.conf", f"nameserver {_NET}.250\n")  # where nobody is
+        self._put(host, "/etc/resolv.conf", f"nameserver {self._net}.250\n")  # where nobody is
         if not silent_dns:
             # What torch asks for is the IPv6 form of an IPv4 address.
-            names = [f"{form}{_NET}.{number} host{number - 1}\n" for form in ("", "::ffff:") for number in range(1, 10)]
+            forms = (f"{form}{self._net}." for form in ("", "::ffff:"))
+            names = [f"{form}{number} host{number - 1}\n" for form in forms for number in range(1, 10)]
             self._put(host, "/etc/hosts", "127.0.0.1 localhost\n" + "".join(names))
         node = [f"--address={self.address}", f"--node-ip-address={self.address_of(host)}", "--num-cpus=2"]
         self._run([*self.inside(host), *_START, *node, f"--num-gpus={gpus}"])
@@ -120,7 +144,7 @@ class Cluster:
 
     def address_of(self, host: int) -> str:
         """The host's own."""
-        return f"{_NET}.{host + 1}"
+        return f"{self._net}.{host + 1}"
 
     def inside(self, host: int) -> list[str]:
         """What to put before a command to run it on that host."""
@@ -128,7 +152,7 @@ class Cluster:
 
     def cut(self, host: int) -> None:
         """Disconnect the host."""
-        _ip(f"link set nbt{host} nomaster")
+        _ip(f"link set {self._link(host)} nomaster")
 
     def kill(self, host: int) -> None:
         """Switch the host off."""
@@ -155,14 +179,14 @@ class Cluster:
         children = Path(f"/proc/{self._holders[host].pid}/task/{self._holders[host].pid}/children")
         _wait(lambda: children.read_text().split())
         self._inside[host] = int(children.read_text())
-        _ip(f"link add nbt{host} type veth peer name eth0 netns {self._inside[host]}")
-        _ip(f"link set nbt{host} master {_BRIDGE} up")
+        _ip(f"link add {self._link(host)} type veth peer name eth0 netns {self._inside[host]}")
+        _ip(f"link set {self._link(host)} master {self._bridge} up")
         for command_inside in ("link set lo up", f"addr add {self.address_of(host)}/24 dev eth0", "link set eth0 up"):
             self._run([*self.inside(host), "ip", *command_inside.split()])
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError):
-            socket.create_connection((f"{_NET}.1", _PORT), 1).close()
+            socket.create_connection((f"{self._net}.1", self._port), 1).close()
             return True
         return False
 

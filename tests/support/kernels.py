@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -51,6 +52,19 @@ def lives(pid: int) -> bool:
 def wait_gone(pids: Sequence[int], seconds: float = PATIENCE) -> None:
     """Assert that the processes end within ``seconds``."""
     wait_until(lambda: not any(map(lives, pids)), f"processes {[pid for pid in pids if lives(pid)]} end", seconds)
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """What lives of this process's descendants, but for the fork server, the guardian and multiprocessing's tracker."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(child.cmdline())
+            if "multiprocessing.forkserver" in command:
+                found += child.children(recursive=True)
+            elif "multiprocessing.resource_tracker" not in command and "_engine/guardian.py" not in command:
+                found += [child, *child.children(recursive=True)]
+    return [process for process in found if lives(process.pid)]
 
 
 def stacks(pid: int) -> str:
@@ -310,7 +324,11 @@ class Kernel:
         )
         streams = {"stdout": self._terminal, "stderr": self._terminal}
         self._manager.start_kernel(env=self._env, cwd=str(self.folder), **streams)
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __enter__(self) -> Kernel:
@@ -426,18 +444,8 @@ class Kernel:
             self._manager.shutdown_kernel(now=now)
 
     def ranks(self) -> list[psutil.Process]:
-        """What descends from the kernel, but for the fork server, the guardian and multiprocessing's tracker."""
-        found = []
-        for child in psutil.Process(self.pid).children():
-            try:
-                command = " ".join(child.cmdline())
-                if "multiprocessing.forkserver" in command:
-                    found += child.children(recursive=True)
-                elif "multiprocessing.resource_tracker" not in command and "_engine/guardian.py" not in command:
-                    found += [child, *child.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                continue
-        return [process for process in found if lives(process.pid)]
+        """Those that live, with what they have started."""
+        return ranks_of(self.pid)
 
     def assert_no_rank(self, seconds: float = PATIENCE) -> None:
         """Every rank, and every child of one, has gone (the fork server may take a moment to bury its own)."""

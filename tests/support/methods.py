@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 METHODS = "fork", "forkserver", "spawn"
+EVERY_METHOD = "fork", "forkserver", pytest.param("spawn", marks=pytest.mark.extended)
 PATIENCE = 100.0
 """Seconds: the bound of every wait. Nothing comes near it, but on a machine under load."""
 

@@ -36,7 +36,7 @@ class Processes:
         command = [*self._commands[node], "-m", "nbspawn._agent", *arguments]
         # As if the nodes shared a file system, except for their temp directories.
         if node not in self.folders:  # an agent may be started anew
-            self.folders[node] = tempfile.mkdtemp(prefix="nbn-", dir="/tmp")
+            self.folders[node] = tempfile.mkdtemp(prefix="nbn-")
         paths = os.pathsep.join(filter(None, sys.path))
         env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": self.folders[node]}
         self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)

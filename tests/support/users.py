@@ -8,8 +8,6 @@ from kernels import Cell, Kernel, plain
 from methods import PATIENCE
 from widgets import WIDGET, Models
 
-USERS: list[User] = []
-
 UNTIL_TOLD = """%%spawn 2
 import os, time
 print(f'<b>only {{rank}}</b>')
@@ -26,7 +24,6 @@ class User(Models):
         super().__init__(kernel)
         self._answered = 0
         self.cell: Cell = kernel.submit(code)
-        USERS.append(self)
         take = self.cell.take
 
         def watched(channel: str, message: dict[str, Any]) -> None:

@@ -117,6 +117,7 @@ def test_import_takes_little() -> None:
     assert min(float(run(text)) for _ in range(3)) < 0.03
 
 
+@pytest.mark.extended
 def test_extension_loads_without_torch_and_soon() -> None:
     text = """
 import sys, time

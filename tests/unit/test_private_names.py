@@ -851,6 +851,7 @@ def errors(of: str) -> dict[str, str]:
     return read
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [name.name for name in TABLE if applies(name)])
 def test_the_name_is_as_nbspawn_needs_it(name: str) -> None:
     of = distribution(name)

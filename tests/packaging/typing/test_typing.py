@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.extended
+
 CONSUMER = Path(__file__).parent / "consumer.py"
 
 

@@ -1,0 +1,58 @@
+"""What a test that has failed leaves in its report, so that its cause can be found though it never fails again."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from kernels import Kernel
+from pytest import Function
+
+_FILES = 12
+_LINES = 60  # of each, the last
+
+
+def of(test: Function) -> str:
+    """The machine, what descends from this process, its kernels' terminals and cells, what ranks wrote into files."""
+    return "\n".join([*_machine(), *_processes(), *_terminals(test), *_logs()])
+
+
+def _machine() -> Iterator[str]:
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(tempfile.gettempdir())
+    yield f"load {os.getloadavg()}, {memory.available >> 20} MB of memory and {disk.free >> 20} MB of disk are free"
+
+
+def _processes() -> Iterator[str]:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            command, used = " ".join(process.cmdline())[:120] or process.name(), sum(process.cpu_times()[:2])
+            yield f"{process.pid} (of {process.ppid()}) {process.status()} {used:.1f} s: {command}"
+
+
+def _terminals(test: Function) -> Iterator[str]:
+    for name, kernel in test.funcargs.items():
+        if isinstance(kernel, Kernel):
+            yield from _last(f"the terminal of {name}", kernel.terminal)
+            for cell in kernel.cells.values():
+                yield from _last(f"a cell of {name}", str(cell.reply))
+
+
+def _logs() -> Iterator[str]:
+    """Of runs that have failed, or still run."""
+    paths: list[str] = []
+    with contextlib.suppress(OSError):  # one of them may be removed meanwhile
+        paths = sorted(glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*/*-[0-9]*"), key=os.path.getmtime)
+    for path in paths[-_FILES:]:
+        with contextlib.suppress(OSError):
+            yield from _last(path, Path(path).read_text(errors="replace"))
+
+
+def _last(name: str, text: str) -> list[str]:
+    lines = text.splitlines()
+    return [f"---- {name}", *lines[-_LINES:]] if lines else []
