@@ -146,7 +146,6 @@ def nothing_left(workplace: str) -> Iterator[None]:
 def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One kernel for this process's tests."""
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        prepare(kernel, "torch._dynamo")  # which an optimizer imports, in each rank (kernel_parent.py)
         yield kernel
 
 
@@ -154,7 +153,9 @@ def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def module_kernel(shared_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """It as a new one for a module: an empty notebook in a folder of its own."""
     shared_kernel.folder = tmp_path_factory.mktemp("notebook")
-    ok(shared_kernel.execute(f"%cd -q {shared_kernel.folder}\n%reset_selective -f ."))
+    # A test of the module before may have ended the fork server.
+    prepare(shared_kernel, "torch._dynamo")  # which an optimizer imports, in each rank (kernel_parent.py)
+    ok(shared_kernel.execute("%reset_selective -f ."))
     return shared_kernel
 
 
@@ -207,7 +208,7 @@ def screen(kernel: Kernel) -> Iterator[Screen]:
 def unloaded(kernel: Kernel) -> Iterator[Kernel]:
     """The module's kernel for a test that unloads the extension: afterwards it is loaded again."""
     yield kernel
-    prepare(kernel)
+    prepare(kernel, "torch._dynamo")
 
 
 @pytest.fixture

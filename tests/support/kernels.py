@@ -475,6 +475,8 @@ IMPORTED = """\
 import os as _os
 from nbspawn._engine.forkserver import server as _server
 _os.environ["NBSPAWN_PRELOAD_MB"] = "4096"
+if not _server.report.modules.issuperset({modules}):
+    _server.stop()
 _server.get({modules})
 _os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 del _os, _server
