@@ -24,7 +24,7 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 os.environ["NBSPAWN_PRELOAD_MB"] = "0"
 
 import evidence
-from costs import BUDGETS, Costs, folder
+from costs import FOLDERS, Costs, folder
 from kernels import Kernel, ok, prepare
 from methods import METHODS, PATIENCE
 from widgets import PANEL_THREADS, Screen
@@ -52,8 +52,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    folders, sizes = list(BUDGETS), Counter(item.path for item in items)  # a worker takes a whole file
-    items.sort(key=lambda item: (folders.index(folder(item.nodeid)), -sizes[item.path], item.path))
+    sizes = Counter(item.path for item in items)  # a worker takes a whole file
+    items.sort(key=lambda item: (FOLDERS.index(folder(item.nodeid)), -sizes[item.path], item.path))
     wanted = config.getoption("--method")
     if wanted is None:
         return
@@ -93,17 +93,14 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[Any])
 
 @pytest.fixture(scope="session", autouse=True)
 def temp() -> Iterator[str]:
-    """A temp directory of this process's tests: other tests run on the machine."""
-    shared = os.environ.get("TMPDIR"), tempfile.tempdir
+    """A temp directory of this process's tests, and in it IPython's profile: other tests run on the machine."""
     util.get_temp_dir()  # multiprocessing's own, once a process and until its end
     own = tempfile.mkdtemp(prefix="nbt-")
-    os.environ["TMPDIR"] = tempfile.tempdir = own
-    yield own
-    tempfile.tempdir = shared[1]
-    if shared[0] is None:
-        del os.environ["TMPDIR"]
-    else:
-        os.environ["TMPDIR"] = shared[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", own)
+        patch.setenv("IPYTHONDIR", f"{own}/ipython")
+        patch.setattr(tempfile, "tempdir", own)
+        yield own
     shutil.rmtree(own, ignore_errors=True)
 
 
