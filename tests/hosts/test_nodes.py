@@ -350,6 +350,7 @@ def test_stop_over_nodes(nodes: Processes) -> None:
         assert kept.execute("kept") == [0, 1, 2, 3]
 
 
+@pytest.mark.extended
 @clean
 def test_an_agent_that_is_killed_is_named_and_its_peers_end(workplace: str) -> None:
     starter = Processes(2)
