@@ -19,8 +19,8 @@ _LINES = 60  # of each, the last
 
 
 def of(test: Function) -> str:
-    """The machine, what descends from this process, its kernels' terminals and cells, what ranks wrote into files."""
-    return "\n".join([*_machine(), *_processes(), *_terminals(test), *_logs()])
+    """The machine, what descends from this process, its kernels' terminals and cells, and what ranks have written."""
+    return "\n".join([*_machine(), *_processes(), *_kernels(test), *_logs()])
 
 
 def _machine() -> Iterator[str]:
@@ -35,12 +35,11 @@ def _processes() -> Iterator[str]:
             yield f"{process.pid} (of {process.ppid()}) {process.status()} {used:.1f} s: {command}"
 
 
-def _terminals(test: Function) -> Iterator[str]:
-    for name, kernel in test.funcargs.items():
-        if isinstance(kernel, Kernel):
-            yield from _last(f"the terminal of {name}", kernel.terminal)
-            for cell in kernel.cells.values():
-                yield from _last(f"a cell of {name}", str(cell.reply))
+def _kernels(test: Function) -> Iterator[str]:
+    for kernel in {value for value in test.funcargs.values() if isinstance(value, Kernel)}:
+        yield from _last("the kernel's terminal", kernel.terminal)
+        if kernel.last is not None:
+            yield from _last("the kernel's last cell", str(kernel.last.reply))
 
 
 def _logs() -> Iterator[str]:

@@ -310,6 +310,7 @@ class Kernel:
         self.displays: dict[str, dict[str, Any]] = {}
         """All that can be updated, by display id."""
         self.cells: WeakValueDictionary[str, Cell] = WeakValueDictionary()
+        self.last: Cell | None = None
         self._terminal = open(folder / "terminal.txt", "ab+")
         self._env = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **env}
 
@@ -369,7 +370,8 @@ class Kernel:
     def submit(self, code: str, stdin: bool = True, answers: Sequence[str] = ()) -> Cell:
         """Send a cell and return at once."""
         # ipykernel 6 aborts for a moment what comes after a failed cell; a user is not as quick as a test
-        return Cell(self, self._client.execute(code, allow_stdin=stdin, stop_on_error=False), answers)
+        self.last = Cell(self, self._client.execute(code, allow_stdin=stdin, stop_on_error=False), answers)
+        return self.last
 
     def execute(self, code: str, timeout: float = PATIENCE, stdin: bool = True, answers: Sequence[str] = ()) -> Reply:
         """Run a cell to its end."""

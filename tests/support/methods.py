@@ -8,6 +8,8 @@ import pytest
 
 METHODS = "fork", "forkserver", "spawn"
 EVERY_METHOD = "fork", "forkserver", pytest.param("spawn", marks=pytest.mark.extended)
+"""For parametrize: a spawned rank imports torch anew, which is two seconds."""
+
 PATIENCE = 100.0
 """Seconds: the bound of every wait. Nothing comes near it, but on a machine under load."""
 
