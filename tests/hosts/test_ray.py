@@ -132,7 +132,10 @@ def test_stop_reaches_ranks_that_wait_for_another_host(session: Kernel) -> None:
 
 
 def test_the_debugger_and_questions_over_hosts(session: Kernel) -> None:
-    reply = ok(session.submit("%%ranks\ny = x * 2\nbreakpoint()\ny", answers=["p y", "all c"]).wait())
+    user = User(session, "%%ranks\ny = x * 2\nbreakpoint()\ny")
+    wait_until(lambda: user.say("ranks").count("debugging") >= 4, "all have stopped")
+    user.say("p y", "all c")
+    reply = ok(user.cell.wait())
     assert reply.result == "[0] 0\n[1] 2\n[2] 4\n[3] 6" and "Ranks " in reply.text()
     reply = ok(session.submit("%%ranks\ninput('who? ') * 0 + str(rank)", answers=list("abcd")).wait())
     assert reply.result == "[0] '0'\n[1] '1'\n[2] '2'\n[3] '3'"

@@ -182,6 +182,7 @@ def test_post_mortem_by_the_notebooks_own_switch(kernel: Kernel) -> None:
 def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
     user = User(kernel, "%%spawn 3 --pdb\nx = rank * 10\n1 / 0")
     first = int(user.prompt()[1])
+    wait_until(lambda: user.say("ranks").count("debugging") >= 3, "all have stopped")
     shown = user.say("all p x")
     for rank in range(3):
         assert re.search(rf"\[{rank}\] +{rank * 10}\b", shown)
@@ -298,7 +299,7 @@ except RuntimeError:
 
 def test_two_ranks_differ_and_their_output_is_not_mixed(kernel: Kernel) -> None:
     user = User(kernel, "%%spawn 2\nif rank:\n    x = 1\n    breakpoint()\nelse:\n    breakpoint()")
-    user.say("ranks")
+    wait_until(lambda: user.say("ranks").count("debugging") >= 2, "both have stopped")
     shown = [
         line[1:2] for line in plain(user.cell.reply.text()).splitlines() if re.match(r"\[[01]\] +(>|-*>? *\d )", line)
     ]

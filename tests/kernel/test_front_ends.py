@@ -139,7 +139,7 @@ with Progress() as progress:
     task = progress.add_task('endless', total=100)
     print('started')
     while True: progress.update(task, completed=50); time.sleep(0.01)""")
-    cell.until("started")
+    cell.until_ranks("started", range(2))
     run.kernel.interrupt()
     reply = cell.wait()
     assert reply.ename == "KeyboardInterrupt"
@@ -356,7 +356,7 @@ def test_an_interrupt_ends_a_loop_around_output(run: Run) -> None:
     cell = run.kernel.submit(
         "%%ranks\nimport time\nloop = ipywidgets.Output()\nprint('started')\nwhile True:\n    with loop: time.sleep(10)"
     )
-    cell.until("started")
+    cell.until_ranks("started", range(2))
     run.kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert ok(run.kernel.execute("%%ranks\nkept")).result == "[0] 0\n[1] 1"
