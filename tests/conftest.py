@@ -87,7 +87,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[Any]) -> Iterator[Any]:
     report = yield
     if report.failed:
-        report.sections.append(("evidence", evidence.of(item)))
+        report.sections.append(("evidence", evidence.of(item, call.start)))
     return report
 
 

@@ -17,8 +17,7 @@ class Holder:
     def start(self, arguments: tuple[str, ...], token: str, cpus: int) -> None:
         """Start the agent, which detaches itself; this actor has so many CPUs."""
         command = [sys.executable, "-m", "nbspawn._agent", *arguments, "detached"]
-        # breakpoint() would open Ray's debugger, which works in Ray's own processes only.
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+        env = dict(os.environ)
         if env.get("OMP_NUM_THREADS") == str(cpus):
             # Ray's own choice for one process, of which there will be one for each CPU. With as many threads in each,
             # a loop of small steps took ten times as long.

@@ -31,7 +31,9 @@ _early: list[int] = []
 def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives, the user can debug it."""
     pdb_methods.install(info, channel)
-    if "PYTHONBREAKPOINT" not in os.environ:
+    # Ray sets it in each process that connects to a cluster, to a debugger that works in Ray's own processes only.
+    if os.environ.get("PYTHONBREAKPOINT", "ray.").startswith("ray."):
+        os.environ.pop("PYTHONBREAKPOINT", None)
         sys.breakpointhook = _breakpoint
     signal.signal(signals.BREAK, _break_in)
     if _early:

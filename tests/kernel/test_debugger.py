@@ -192,6 +192,17 @@ def test_post_mortem_of_all_ranks(kernel: Kernel) -> None:
     assert first in range(3)
 
 
+@pytest.mark.parametrize("hook, asks", [("ray.util.rpdb._driver_set_trace", True), ("0", False)])
+def test_another_hook_of_breakpoint_is_the_users_but_not_rays(
+    kernel: Kernel, method: str, hook: str, asks: bool
+) -> None:
+    """The variable is the kernel's own once that has connected to a Ray cluster."""
+    user = User(kernel, f"%%spawn 1 -m {method} --env PYTHONBREAKPOINT={hook}\nbreakpoint()\n7")
+    if asks:
+        user.say("c")
+    assert ok(user.cell.wait()).result == "[0] 7" and len(user.cell.reply.prompts) == asks
+
+
 def test_quit_ends_the_run_and_strands_nobody(kernel: Kernel, method: str) -> None:
     cell = f"""%%spawn 3 -m {method} -g 600
 import os, time

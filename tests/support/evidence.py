@@ -14,13 +14,13 @@ import psutil
 from kernels import Kernel
 from pytest import Function
 
-_FILES = 12
 _LINES = 60  # of each, the last
 
 
-def of(test: Function) -> str:
-    """The machine, what descends from this process, its kernels' terminals and cells, and what ranks have written."""
-    return "\n".join([*_machine(), *_processes(), *_kernels(test), *_logs()])
+def of(test: Function, began: float) -> str:
+    """The machine, what descends from this process, its kernels' terminals and cells, and what ranks have written since
+    the test began."""
+    return "\n".join([*_machine(), *_processes(), *_kernels(test), *_logs(began)])
 
 
 def _machine() -> Iterator[str]:
@@ -42,14 +42,12 @@ def _kernels(test: Function) -> Iterator[str]:
             yield from _last("the kernel's last cell", str(kernel.last.reply))
 
 
-def _logs() -> Iterator[str]:
+def _logs(began: float) -> Iterator[str]:
     """Of runs that have failed, or still run."""
-    paths: list[str] = []
-    with contextlib.suppress(OSError):  # one of them may be removed meanwhile
-        paths = sorted(glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*/*-[0-9]*"), key=os.path.getmtime)
-    for path in paths[-_FILES:]:
-        with contextlib.suppress(OSError):
-            yield from _last(path, Path(path).read_text(errors="replace"))
+    for path in glob.glob(f"{tempfile.gettempdir()}/nbspawn-*/run-*/*-[0-9]*"):
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
+            if os.path.getmtime(path) >= began:
+                yield from _last(path, Path(path).read_text(errors="replace"))
 
 
 def _last(name: str, text: str) -> list[str]:
