@@ -68,8 +68,9 @@ class Results(Sequence[T]):
         Returns:
             A list of dicts, which ``pandas.DataFrame`` takes: the ``rank`` spent ``seconds`` of the time between
             ``start`` and ``end`` (seconds since the run began) at this ``line`` of this ``file`` (``Cell In[5]``; None
-            and '' outside of the user's code), whose text is ``source``; ``waiting`` if for other ranks. However long a
-            run lasts, a rank has at most 120 such intervals. A run of less than a tenth of a second has none.
+            and '' outside of the user's code), whose text is ``source``; ``waiting`` if for other ranks, ``device`` if
+            for its GPU. However long a run lasts, a rank has at most 120 such intervals. A run of less than a tenth of
+            a second has none.
         """
         return self._timeline()
 

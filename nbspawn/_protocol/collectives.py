@@ -26,18 +26,22 @@ class Call(NamedTuple):
 
 
 class GroupCalls(NamedTuple):
-    """A process group that this rank is in, and its last ``calls`` there in the order of their numbers. ``name`` and
-    ``description`` are torch's ('0' and 'default_pg'), ``ranks`` the group's ranks in their order there."""
+    """A process group that this rank is in, and its last ``calls`` there in the order of their numbers, with those from
+    the first that is pending. ``name`` and ``description`` are torch's ('0' and 'default_pg'), ``ranks`` the group's
+    ranks in their order there. ``backend``: of a group with several ('cpu:gloo,cuda:nccl'), which each count their
+    calls, the one that has these."""
 
     name: str
     description: str
     ranks: tuple[int, ...]
     calls: tuple[Call, ...]
+    backend: str = ""
 
 
 class Transfer(NamedTuple):
-    """What the rank's main thread waits in between two ranks: ``name`` is send or recv. ``peer`` is the other rank (-1:
-    any), ``group`` the group's name."""
+    """What the rank's main thread, or its device, waits in between two ranks: ``name`` is send or recv. ``peer`` is the
+    other rank (-1: any), ``group`` the group's name. ``age`` is in seconds, since it was called; 0 where it is not
+    known."""
 
     name: str
     group: str
@@ -45,6 +49,7 @@ class Transfer(NamedTuple):
     tag: int
     tensor: str
     frames: tuple[Frame, ...]
+    age: float = 0.0
 
 
 class Collectives(NamedTuple):

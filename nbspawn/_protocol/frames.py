@@ -19,11 +19,13 @@ class Frame(NamedTuple):
 
 class Position(NamedTuple):
     """Where a rank's main thread is: in these ``frames``, outermost first, and called from the last of them in the
-    library function ``call`` ('' if there is none written in Python). ``collective``: does it wait for other ranks?"""
+    library function ``call`` ('' if there is none written in Python). ``collective``: does it wait for other ranks?
+    ``device``: does it wait for its own device, where collectives are queued?"""
 
     frames: tuple[Frame, ...] = ()
     call: str = ""
     collective: bool = False
+    device: bool = False
 
 
 Threads = tuple[tuple[str, tuple[Frame, ...]], ...]

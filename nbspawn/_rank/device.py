@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
@@ -41,3 +42,10 @@ def choose(info: RankInfo) -> torch.device:
     device = torch.device("cuda", info.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def in_use() -> bool:
+    """Has this process initialised a device whose work is queued?"""
+    torch: Any = sys.modules.get("torch")
+    devices = (getattr(torch, name, None) for name in ("cuda", "xpu"))
+    return any(one is not None and one.is_initialized() for one in devices)

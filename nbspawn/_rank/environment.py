@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbspawn._rank import stores
+from nbspawn._rank.after_import import after_import
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
 _CONNECTED = "nbspawn/connected"
 """Key in a group's store: how many ranks have made it."""
+
+_BEFORE_2_7 = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""What torch calls TORCH_FR_BUFFER_SIZE there."""
 
 server_began_with: frozenset[str] = frozenset()
 """The variables that the fork server had from the kernel; the others of its environment its imports have set."""
@@ -33,7 +37,14 @@ def set_environment(info: RankInfo) -> None:
         os.environ.pop(name, None)
     os.environ.update(launch.env, RANK=str(info.ordinal), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.ordinal))
     # For recorder.py. Off by default in torch 2.8 and 2.9, 2000 calls in 2.13: to read these takes four times as long.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "500")
+    size = os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get(_BEFORE_2_7, "500"))
+    after_import("torch", functools.partial(_set_older_name, size))
+
+
+def _set_older_name(size: str) -> None:
+    """Later ones would warn that it is deprecated."""
+    if sys.modules["torch"].__version__ < (2, 7):
+        os.environ.setdefault(_BEFORE_2_7, size)
 
 
 def serve_own_rendezvous(info: RankInfo) -> None:

@@ -1,26 +1,24 @@
-"""Reads torch's flight recorder, which records each collective that this process calls.
+"""What this rank has called in its process groups, by torch's flight recorder. It is read only when somebody asks.
 
-It remembers the last 500 calls (TORCH_FR_BUFFER_SIZE, environment.py), in all groups:
-https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html. It is read only when somebody asks. gloo's
-send and recv are not recorded: for these the main thread's frame tells what it waits for.
+gloo's send and recv are not recorded: for these the main thread's frame tells what it waits for.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
+import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from nbspawn._protocol import plain
 from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import Frame
+from nbspawn._rank import flight_recorder
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.lost_peer import raised_in_collective
 from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
@@ -28,10 +26,10 @@ from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
 _log = logging.getLogger(__name__)
 
 _CALLS = 64  # of one group, the last ones
+_PENDING = 16  # and those from the first that has not ended: a device may be a hundred calls behind
 _GROUPS = 32
 _FRAMES = 4  # of the user's code: the outermost, and the innermost others
 _TENSORS = 3
-_ACCESS = ("_dump_fr_trace", "_dump_nccl_trace")  # of gloo, and of NCCL in a build for CUDA
 _MARKED = 0.2  # seconds within which a call that has ended is marked as ended
 
 _DTYPES = {
@@ -69,7 +67,7 @@ def report() -> Collectives | None:
     lines = _raised
     if not lines and any(map(is_collective, stack := _main_stack())):
         lines = {(frame.f_code.co_filename, frame.f_lineno) for frame in stack}
-    return _reported(_unended(_entries(), lines))
+    return _reported(_unended(flight_recorder.entries(), lines))
 
 
 def if_raised_in_collective(error: BaseException) -> Collectives | None:
@@ -103,23 +101,12 @@ def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
     groups = []
     for group, name in list(world.pg_names.items())[:_GROUPS]:
         ranks = sorted(members := world.pg_group_ranks[group], key=members.__getitem__)
-        calls = _calls_of(name, group, entries)
-        groups.append(GroupCalls(name, group.group_desc, tuple(ranks), tuple(map(_call, calls[-_CALLS:]))))
+        for backend, counter in _counters(dist, group):
+            calls = tuple(map(_call, _worth_telling(_calls_of(name, counter, entries, backend))))
+            groups.append(GroupCalls(name, group.group_desc, tuple(ranks), calls, backend))
+    transfer = _transfer(dist) or _queued_transfer(dist, entries)
     # torch keeps what a user gives as ranks and tags, such as NumPy's numbers.
-    return plain.copy(Collectives, Collectives(dist.get_rank(), tuple(groups), _transfer(dist)))  # type: ignore[no-any-return]
-
-
-def _entries() -> list[dict[str, Any]]:
-    """All that is recorded, in the order of the calls; nothing where torch has no recorder."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return []
-    found = []
-    for name in _ACCESS:
-        if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
-            with _without_inductor(torch):
-                found += pickle.loads(dump(True, True, False)).get("entries", ())
-    return found
+    return plain.copy(Collectives, Collectives(dist.get_rank(), tuple(groups), transfer))  # type: ignore[no-any-return]
 
 
 def _is_pending(entry: Mapping[str, Any]) -> bool:
@@ -131,35 +118,43 @@ def _settled_entries() -> list[dict[str, Any]]:
     caller go on, which may have raised in the next by then. An asynchronous one is waited for in vain."""
     end = time.monotonic() + _MARKED
     while True:
-        entries = _entries()
+        entries = flight_recorder.entries()
         if not any(map(_is_pending, entries[:-1])) or time.monotonic() >= end:
             return entries
         time.sleep(0.002)
 
 
-@contextmanager
-def _without_inductor(torch: Any) -> Iterator[None]:
-    """torch maps frames by torch._inductor if that is there, and by asking it imports it, which takes a second:
-    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/profiler/python/combined_traceback.cpp."""
-    if "_inductor" in vars(torch):
-        yield
-        return
-    torch._inductor = None
-    try:
-        yield
-    finally:
-        if vars(torch).get("_inductor", torch) is None:
-            del torch._inductor
+def _counters(dist: Any, group: Any) -> list[tuple[str, Any]]:
+    """The backends of a group with several, by name, each with what counts its calls; else the group, under ''."""
+    devices = (pair.partition(":") for pair in dist.get_backend_config(group).split(","))
+    backends = {backend: device for device, _, backend in devices}
+    if len(backends) < 2:
+        return [("", group)]
+    return [(backend, group._get_backend(sys.modules["torch"].device(device))) for backend, device in backends.items()]
 
 
-def _calls_of(name: str, group: Any, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _calls_of(
+    name: str, counter: Any, entries: Sequence[Mapping[str, Any]], backend: str = ""
+) -> list[Mapping[str, Any]]:
     """The calls of the group that has this name now: an earlier one may have had it, too."""
-    found = [entry for entry in entries if entry["process_group"][0] == name and not entry["is_p2p"]]
+    found = [
+        entry
+        for entry in entries
+        if entry["process_group"][0] == name
+        and not entry["is_p2p"]
+        and entry["profiling_name"].startswith(backend and f"{backend}:")
+    ]
     newest = max((entry["pg_id"] for entry in found), default=0)
     found = [entry for entry in found if entry["pg_id"] == newest]
-    if found and found[-1]["collective_seq_id"] > group._get_sequence_number_for_group():
+    if found and found[-1]["collective_seq_id"] > counter._get_sequence_number_for_group():
         return []
     return found
+
+
+def _worth_telling(calls: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    pending = next((index for index, entry in enumerate(calls) if _is_pending(entry)), len(calls))
+    last = max(0, len(calls) - _CALLS)
+    return calls[pending : min(pending + _PENDING, last)] + calls[last:]
 
 
 def _call(entry: Mapping[str, Any]) -> Call:
@@ -228,6 +223,27 @@ def _transfer(dist: Any) -> Transfer | None:
         _tensor(str(tensor.dtype).removeprefix("torch."), tensor.shape),
         _users(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in stack),
     )
+
+
+def _queued_transfer(dist: Any, entries: Sequence[Mapping[str, Any]]) -> Transfer | None:
+    """What the device waits in, if that is a send or a receive: its first call that has not ended."""
+    entry = next((entry for entry in entries if _is_pending(entry) and _is_queued(entry)), None)
+    told = re.search(r"(send|recv) \d+(?:->|<-)(\d+)", entry["profiling_name"] if entry is not None else "")
+    if entry is None or told is None:
+        return None
+    world = dist.distributed_c10d._world
+    name = entry["process_group"][0]
+    group = next((group for group, its_name in world.pg_names.items() if its_name == name), None)
+    if group is None:
+        return None
+    call = _call(entry)
+    peer = dist.get_global_rank(group, int(told.group(2)))
+    return Transfer(told.group(1), name, peer, 0, ", ".join(call.inputs or call.outputs), call.frames, call.age)
+
+
+def _is_queued(entry: Mapping[str, Any]) -> bool:
+    """Does the device wait in it, not the host?"""
+    return not entry["profiling_name"].startswith("gloo:")
 
 
 def _main_stack() -> list[FrameType]:

@@ -7,9 +7,6 @@ are sent over the channel.
 
 from __future__ import annotations
 
-import ast
-import itertools
-import linecache
 import logging
 import os
 import re
@@ -24,9 +21,12 @@ from typing import Any
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.gauges import Gauges
 from nbspawn._protocol.messages import Sampled
+from nbspawn._rank import device, flight_recorder
 from nbspawn._rank.channel import Channel
+from nbspawn._rank.device_wait import DeviceWait
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
+from nbspawn._rank.running_call import UNKNOWN, running, value_of
 from nbspawn._rank.stacks import OtherThreads
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class Sampler:
         of_thread = getattr(time, "pthread_getcpuclockid", lambda thread: time.CLOCK_PROCESS_CPUTIME_ID)
         self._clock = of_thread(self._main)
         self._spacing = max(_SPACING, _SPACING_PER_RANK * info.launch.world_size)
+        self._device_wait = DeviceWait()
         self._own: dict[str, bool] = {}
         self._spent: list[tuple[Position, float]] = []
         self._at = (Position(), 0.0)
@@ -128,6 +129,7 @@ class Sampler:
         """Called by the main thread when the next command begins."""
         self.gauges.begin()
         self._spent.clear()  # of the last command: what could not be sent
+        self._device_wait.begin()
         self._command += 1
         self._paused = False
 
@@ -162,7 +164,7 @@ class Sampler:
             with self._lock:
                 if self._paused or self._command != command:
                     return False
-                here, fresh, may_wait = self._position(idle=now - idle_since >= _IDLE)
+                here, fresh, may_wait, of_device = self._position(now, idle=now - idle_since >= _IDLE)
                 self._others.write_if_requested()
                 if now // _MEASURE > measured // _MEASURE:
                     measured = now
@@ -174,12 +176,16 @@ class Sampler:
                     seen, since = here, self._looked
                 if worked or since == self._looked:
                     idle_since = now
-                if may_wait and now - idle_since >= _IDLE:
-                    here = here._replace(call=here.call or may_wait, collective=True)
-                self._at = (here, since)
+                if of_device is not None and not here.collective:
+                    here, began = here._replace(device=True), of_device
+                elif may_wait and now - idle_since >= _IDLE:
+                    here, began = here._replace(call=here.call or may_wait, collective=True), since
+                else:
+                    began = since
+                self._at = (here, began)
                 self._spend(here, now - self._looked)
                 self._looked = now
-                stands = now - since > 1.5 * interval
+                stands = now - began > 1.5 * interval
                 due = _LATEST if self._at == sent else _SPACING_AT_REST if stands else self._spacing
                 if now // due > sent_at // due and self._send():
                     sent, sent_at = self._at, now
@@ -207,9 +213,10 @@ class Sampler:
             self._spent.clear()
         return sent
 
-    def _position(self, idle: bool) -> tuple[Position, bool, str]:
-        """The main thread's position, whether its innermost library call has begun since the last sample, and, if it
-        is ``idle``, in what it may wait for other ranks though no collective is to be seen; '' if in nothing."""
+    def _position(self, now: float, idle: bool) -> tuple[Position, bool, str, float | None]:
+        """The main thread's position, whether its innermost library call has begun since the last sample, if it is
+        ``idle``, in what it may wait for other ranks though no collective is to be seen ('' if in nothing), and since
+        when it waits for its device (None if it does not)."""
         frame: FrameType | None = sys._current_frames().get(self._main or 0)
         innermost = frame
         below: list[FrameType] = []
@@ -237,7 +244,8 @@ class Sampler:
             elif not collective and name not in _WRAPPERS and not name.startswith("_"):
                 call = name
         may_wait = _may_wait(innermost, below) if idle and innermost is not None and not collective else ""
-        return Position(frames, call, collective), bool(below) and _first_seen(below[-1]), may_wait
+        of_device = self._device_wait.since(innermost, now, self._looked) if innermost is not None else None
+        return Position(frames, call, collective), bool(below) and _first_seen(below[-1]), may_wait, of_device
 
     def _is_own(self, file: str) -> bool:
         own = self._own.get(file)
@@ -252,6 +260,8 @@ def _may_wait(innermost: FrameType, below: Sequence[FrameType]) -> str:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return ""
+    if device.in_use() and not flight_recorder.unended(device=False):
+        return ""  # a device computes, as in backward
     if below and below[0].f_code.co_filename.endswith(_DDP):
         return "DistributedDataParallel"
     if any(frame.f_code.co_filename.endswith(_AUTOGRAD) for frame in below):
@@ -262,38 +272,13 @@ def _may_wait(innermost: FrameType, below: Sequence[FrameType]) -> str:
 
 
 def _waits_for_work(frame: FrameType, theirs: bool) -> bool:
-    """Is the frame in wait() of a Work? Where that cannot be told, as of a local variable (to ask for those
-    makes a copy, which would keep the frame's tensors alive): is the line the user's?"""
-    source = _running(frame)
+    """Is the frame in wait() of a Work? Where that cannot be told: is the line the user's?"""
+    source = running(frame)
     if ".wait(" not in source:
         return False
-    unknown = value = object()
-    if (called := _WAITS.search(source)) is not None:
-        first, *others = called[1].split(".")
-        code = frame.f_code
-        if first not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            value = frame.f_globals.get(first, unknown)
-        for name in others:
-            value = getattr(value, "__dict__", {}).get(name, unknown)
-    return theirs if value is unknown else type(value).__module__.startswith("torch")
-
-
-def _running(frame: FrameType) -> str:
-    """The call in which the frame is, without what it calls with (another one on the line may be to a wait()); its line
-    where Python does not tell: before 3.11."""
-    code = frame.f_code
-    line = linecache.getline(code.co_filename, frame.f_lineno or 0)
-    if not hasattr(code, "co_positions"):
-        return line
-    first, last, start, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    if first is None or first != last:
-        return line
-    text = line.encode()[start:end].decode(errors="replace")
-    try:
-        call = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        return line
-    return f"{ast.unparse(call.func)}(" if isinstance(call, ast.Call) else text
+    called = _WAITS.search(source)
+    value = UNKNOWN if called is None else value_of(frame, called[1])
+    return theirs if value is UNKNOWN else type(value).__module__.startswith("torch")
 
 
 def is_collective(frame: FrameType) -> bool:

@@ -1,6 +1,7 @@
 """Where the time went, drawn: the timeline, and the cell's source with each line's share of every rank's time.
 
-A straggler is a rank whose share at a line is far from its peers'; what a rank waited for the others is marked.
+A straggler is a rank whose share at a line is far from its peers'; what a rank waited for the others, or for its GPU,
+is marked.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def text(profile: Profile, snapshot: Snapshot, width: int = 100) -> str:
     ]
     key = timeline.key(profile)
     head = "  ".join(name.rjust(width) for name, width in zip(columns, widths, strict=True))
-    lines = [_TITLE, *timeline.text(profile, snapshot), f"   {head}"]
+    lines = [_title(profile), *timeline.text(profile, snapshot), f"   {head}"]
     for row in drawn:
         numbers = "  ".join(share.rjust(width) for share, width in zip((row.number, *row.shares), widths, strict=True))
         letter = key.letter(row.frame) if row.frame in key.lines else " "
@@ -81,7 +82,8 @@ def html(profile: Profile, snapshot: Snapshot, open_: bool, name: str) -> str:
             f'{shares}<td style="{_CODE}{quiet}">{escape(clip(row.code, _LONGEST)) or " "}</td></tr>'
         )
     return (
-        f'<details{" open" if open_ else ""} style="{BOX};overflow-x:auto"><summary style="{FOLD}">{_TITLE}</summary>'
+        f'<details{" open" if open_ else ""} style="{BOX};overflow-x:auto">'
+        f'<summary style="{FOLD}">{_title(profile)}</summary>'
         f'<div style="margin:6px 0">{timeline.html(profile, snapshot, name)}</div>'
         f'<table style="{_TABLE}"><thead><tr style="color:{QUIET}">'
         f'<th style="{_CELL};font-weight:normal" align="right">line</th>{names}<th></th></tr></thead>'
@@ -89,7 +91,9 @@ def html(profile: Profile, snapshot: Snapshot, open_: bool, name: str) -> str:
     )
 
 
-_TITLE = "Where the time went, by rank (grey, ·, w: waiting for other ranks)"
+def _title(profile: Profile) -> str:
+    device = "; dark, °, g: for its GPU" if any(line.device for line in profile.lines.values()) else ""
+    return f"Where the time went, by rank (grey, ·, w: waiting for other ranks{device})"
 
 
 def _aligned(share: str) -> str:
@@ -152,18 +156,20 @@ def _code(snapshot: Snapshot, frame: Frame) -> str:
 def _row(profile: Profile, line: Line, number: str, code: str, depth: int = 0, frame: Frame | None = None) -> _Row:
     ranks = sorted(profile.totals)
     shares = {rank: line.seconds.get(rank, 0.0) / profile.totals[rank] for rank in ranks if profile.totals[rank]}
-    waits = {rank: line.waiting.get(rank, 0.0) / profile.totals[rank] for rank in shares}
+    told = {rank: _share(shares[rank], line, rank) for rank in shares}
     if len(ranks) <= _MAX_RANKS:
-        texts = tuple(_share(shares.get(rank, 0.0), waits.get(rank, 0.0)) for rank in ranks)
+        texts = tuple(told.get(rank, "") for rank in ranks)
         return _Row(number, texts, tuple(shares.get(rank, 0.0) for rank in ranks), code, depth, frame)
     order = sorted(shares, key=lambda rank: shares[rank])
     picked = (order[0], order[len(order) // 2], order[-1])
-    texts = tuple(_share(shares[rank], waits[rank]) for rank in picked)
+    texts = tuple(told[rank] for rank in picked)
     most = str(order[-1]) if texts[-1] else ""
     return _Row(number, (*texts, most), (*(shares[rank] for rank in picked), 0.0), code, depth, frame)
 
 
-def _share(share: float, waiting: float) -> str:
+def _share(share: float, line: Line, rank: int) -> str:
     if share < _LEAST_SHARE:
         return ""
-    return f"{share:.0%}".replace("%", " %") + (" w" if waiting >= share / 2 else "")
+    half = line.seconds[rank] / 2
+    mark = " w" if line.waiting.get(rank, 0.0) >= half else " g" if line.device.get(rank, 0.0) >= half else ""
+    return f"{share:.0%}".replace("%", " %") + mark

@@ -72,7 +72,8 @@ class Row:
     at: str = ""
     """The line that it is on, with its text, and the library call below it if the text does not name it."""
     state_text: str = ""
-    """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'silent 9.0 s' (no sign of life)."""
+    """The state in words: 'running', 'waiting 4.5 s' (for other ranks), 'waiting for its GPU 4.5 s', 'silent 9.0 s' (no
+    sign of life)."""
     host: str = ""
     """The name of the machine that this row and those below are on; '' if that is the one of the row above."""
     node: str = ""
@@ -322,7 +323,9 @@ def _row(snapshot: Snapshot, ranks: list[RankStatus], text: str) -> Row:
 def _state_text(rank: RankStatus, now: float) -> str:
     if quiet := silent(rank, now):
         return f"silent {duration(quiet)}"
-    return f"waiting {duration(now - rank.called)}" if rank.state == "waiting" else rank.state
+    if rank.state != "waiting":
+        return rank.state
+    return f"waiting {'for its GPU ' * rank.position.device}{duration(now - rank.called)}"
 
 
 def _at(snapshot: Snapshot, rank: RankStatus) -> str:

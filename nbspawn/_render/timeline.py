@@ -1,8 +1,9 @@
 """The timeline of a run: as a picture, as lines of text, and as records for pandas. Pure.
 
 A lane for each rank, time from left to right, the colour tells the line of the cell; what a rank waited for others is
-grey. The picture is an image within the HTML, because front ends remove inline SVG from notebooks that they do not
-trust; what the mouse points at is told by an image map, which they remove, too, and nothing else is lost.
+light grey, what it waited for its GPU dark. The picture is an image within the HTML, because front ends remove inline
+SVG from notebooks that they do not trust; what the mouse points at is told by an image map, which they remove, too, and
+nothing else is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LETTERS = "abcdefgh"
 OTHERS = "#bfae8e"
 """The colour of all other lines."""
 WAITING = "#9a9a9a55"
+DEVICE = "#4a5568cc"
+"""The colour of a wait for the rank's own device."""
 _TEXT = "#808080"  # legible on white and on black: an image does not know the theme
 _FAILED = "#e0483e"
 _HALO = "stroke='#fff' stroke-width='3' paint-order='stroke'"  # legible on every colour
@@ -60,7 +63,7 @@ class Key:
 def key(profile: Profile) -> Key:
     """The key of a profile's timeline."""
     busy = {
-        frame: sum(line.seconds.values()) - sum(line.waiting.values())
+        frame: sum(line.seconds.values()) - sum(line.waiting.values()) - sum(line.device.values())
         for frame, line in profile.lines.items()
         if frame is not None
     }
@@ -145,7 +148,7 @@ class _Drawing:
             total, above = sum(one.seconds.values()), 0.0
             for activity in sorted(one.seconds, key=self._order):
                 below = above + one.seconds[activity]
-                colour = WAITING if activity.waiting else self._key.colour(activity.frame)
+                colour = self._colour(activity)
                 if round(_LANE * above / total) < round(_LANE * below / total):
                     add(colour, round(_LANE * above / total), round(_LANE * below / total), index)
                 above = below
@@ -158,11 +161,16 @@ class _Drawing:
             )
         return paths
 
+    def _colour(self, activity: Activity) -> str:
+        if activity.device:
+            return DEVICE
+        return WAITING if activity.waiting else self._key.colour(activity.frame)
+
     @staticmethod
-    def _order(activity: Activity) -> tuple[bool, str, int]:
+    def _order(activity: Activity) -> tuple[bool, bool, str, int]:
         """Waiting is at the bottom; lines are in the order of the code."""
         frame = activity.frame or Frame("", 0, "")
-        return activity.waiting, frame.file, frame.line
+        return activity.waiting, activity.device, frame.file, frame.line
 
     def marks(self) -> Iterator[tuple[Box, str]]:
         """Where a rank failed, was stopped, or asked the user. The first character is the mark."""
@@ -244,7 +252,8 @@ def _most(one: Bin) -> Activity | None:
 
 
 def text(profile: Profile, snapshot: Snapshot) -> list[str]:
-    """The timeline in letters: in each column of a lane that of what took most of the time; · is waiting for others."""
+    """The timeline in letters: in each column of a lane that of what took most of the time; · is waiting for others, °
+    for its GPU."""
     found, names, end = _lanes(profile.timeline, snapshot), key(profile), _end(profile.timeline, snapshot)
     width = max(len(_name(lane)) for lane in found)
     lines = [f"{'':>{width}}  0{duration(end):>{_COLUMNS - 1}}"]
@@ -254,7 +263,7 @@ def text(profile: Profile, snapshot: Snapshot) -> list[str]:
             index = int((column + 0.5) * end / _COLUMNS / profile.timeline.width)
             most = _most(lane.bins[index]) if index < len(lane.bins) else None
             if most is not None:
-                letters[column] = "·" if most.waiting else names.letter(most.frame)
+                letters[column] = "°" if most.device else "·" if most.waiting else names.letter(most.frame)
         for rank in _ended_early(snapshot, lane)[:1]:
             passed = max(0.0, rank.since - profile.timeline.origin)
             letters[min(_COLUMNS - 1, int(_COLUMNS * passed / end))] = MARKS[rank.state]
@@ -279,6 +288,7 @@ def records(timeline: Timeline, snapshot: Snapshot) -> list[dict[str, Any]]:
                         "file": snapshot.run.names.get(frame.file, frame.file) if frame else "",
                         "source": snapshot.text(frame) if frame else "",
                         "waiting": activity.waiting,
+                        "device": activity.device,
                     }
                 )
     return found
@@ -310,4 +320,5 @@ def _name(lane: Lane) -> str:
 def _what(activity: Activity, snapshot: Snapshot) -> str:
     frame = activity.frame
     where = f"line {frame.line}: {clip(cell(snapshot.text(frame)), 60)}" if frame else "other lines"
-    return f"waiting for other ranks at {where}" if activity.waiting else f"at {where}"
+    waits = "waiting for its GPU " if activity.device else "waiting for other ranks " if activity.waiting else ""
+    return f"{waits}at {where}"

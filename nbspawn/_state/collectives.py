@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbspawn._protocol.collectives import Call, Collectives, Transfer
+from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
 from nbspawn._state.run import FINAL, Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.whereabouts import Doing, doing, line_of
@@ -22,6 +22,9 @@ from nbspawn._state.wording import name_ranks
 STILL = 1.0
 """Seconds that a rank has waited, at least: ranks answer one after another, and in a run that goes well some are always
 ahead of others."""
+
+_FIRST = 30.0
+"""Seconds for which a group's first call on GPUs is in order: it connects them."""
 
 _SENTENCES = 5
 _PARTS = 6  # of one sentence
@@ -67,10 +70,11 @@ def findings(snapshot: Snapshot, reports: Reports, failed: Collection[int] = ())
     for group in groups(snapshot.run, reports):
         if mismatch := _mismatch(snapshot.run, group):
             found.append(mismatch)
-        elif (gap := _gap(group, failed)) and any(
-            stands_still(snapshot, rank, group.calls[rank][gap.number].age) for rank in gap.inside
-        ):
-            gaps.append(gap)
+        elif gap := _gap(group, failed):
+            if any(stands_still(snapshot, rank, group.calls[rank][gap.number].age) for rank in gap.inside):
+                gaps.append(gap)
+        elif unable := _unable(snapshot, group):
+            found.append(unable)
     crossed = _crossed(gaps)
     if crossed is not None:
         found.append(_crossing(snapshot.run, *crossed))
@@ -98,21 +102,22 @@ def groups(run: Run, reports: Reports) -> list[Group]:
     ranks_of_all = {rank for report in reports.values() for group in report.groups for rank in group.ranks}
     if len(to_run) < len(reports) or not ranks_of_all <= set(range(len(run.ranks))):
         return []
-    calls: dict[tuple[str, str, tuple[int, ...]], dict[int, dict[int, Call]]] = {}
+    calls: dict[GroupCalls, dict[int, dict[int, Call]]] = {}
     for rank, report in sorted(reports.items()):
-        for name, description, ranks, made in report.groups:
-            calls.setdefault((name, description, ranks), {})[rank] = {call.number: call for call in made}
+        for group in report.groups:
+            calls.setdefault(group._replace(calls=()), {})[rank] = {call.number: call for call in group.calls}
     return [
-        Group(_label(name, description, ranks), tuple(to_run.get(rank, rank) for rank in ranks), by_rank)
-        for (name, description, ranks), by_rank in calls.items()
+        Group(_label(group), tuple(to_run.get(rank, rank) for rank in group.ranks), by_rank)
+        for group, by_rank in calls.items()
     ]
 
 
-def _label(name: str, description: str, ranks: Collection[int]) -> str:
-    if description == "default_pg":
-        return "the default group"
-    called = description if description not in ("", "undefined") else name
-    return f"group {called} ({_ranks(ranks)})"
+def _label(group: GroupCalls) -> str:
+    of_backend = group.backend and f" ({group.backend})"
+    if group.description == "default_pg":
+        return f"the default group{of_backend}"
+    called = group.description if group.description not in ("", "undefined") else group.name
+    return f"group {called}{of_backend} ({_ranks(group.ranks)})"
 
 
 def alike(calls: Mapping[int, Call]) -> list[tuple[Call, list[int]]]:
@@ -174,6 +179,21 @@ def _gap(group: Group, failed: Collection[int]) -> Gap | None:
             passed = tuple(rank for rank, call in at.items() if not call.pending and rank not in failed)
             return Gap(group, number, at[inside[0]], inside, passed, missing)
     return None
+
+
+def _unable(snapshot: Snapshot, group: Group) -> str:
+    """Of a first call that all ranks are in, and none leaves: NCCL may not get through from one GPU to another."""
+    at = group.at(1)
+    if len(at) < len(group.members) or not all(
+        call.pending and call.age >= _FIRST and call.operation.startswith("nccl:") for call in at.values()
+    ):
+        return ""
+    call = described(snapshot.run, at[group.members[0]])
+    return (
+        f"Collective 1 of {group.label}, {call}: all its ranks have called it, and it has not ended for "
+        f"{min(call.age for call in at.values()):.0f} s. Unless the GPUs compute for so long before it, NCCL cannot "
+        "communicate between them: try --env NCCL_P2P_DISABLE=1; with --env NCCL_DEBUG=INFO it tells what it does."
+    )
 
 
 def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
@@ -247,7 +267,7 @@ def _transfers(
         if rank in said or transfer is None or transfer.peer not in to_run:
             continue
         seen_in_it = snapshot.run.ranks[rank].position.frames[-1:] == transfer.frames[-1:]
-        if not stands_still(snapshot, rank, math.inf if seen_in_it else 0.0):
+        if not stands_still(snapshot, rank, math.inf if seen_in_it else transfer.age):
             continue
         peer = to_run[transfer.peer]
         other = reports[peer].transfer

@@ -17,12 +17,13 @@ from nbspawn._state.timeline import Activity, Timeline
 
 @dataclass
 class Line:
-    """Seconds by rank at one line, those in collectives among them; ``below``: the same for the lines of the functions
-    that it calls. ``frame`` is None for what is not in the user's code."""
+    """Seconds by rank at one line, among them those in collectives, and those of waits for the device; ``below``: the
+    same for the lines of the functions that it calls. ``frame`` is None for what is not in the user's code."""
 
     frame: Frame | None
     seconds: dict[int, float] = field(default_factory=dict)
     waiting: dict[int, float] = field(default_factory=dict)
+    device: dict[int, float] = field(default_factory=dict)
     below: dict[Frame, Line] = field(default_factory=dict)
 
     def add(self, rank: int, position: Position, frames: tuple[Frame, ...], seconds: float) -> None:
@@ -30,6 +31,8 @@ class Line:
         self.seconds[rank] = self.seconds.get(rank, 0.0) + seconds
         if position.collective:
             self.waiting[rank] = self.waiting.get(rank, 0.0) + seconds
+        if position.device:
+            self.device[rank] = self.device.get(rank, 0.0) + seconds
         if frames:
             self.below.setdefault(frames[0], Line(frames[0])).add(rank, position, frames[1:], seconds)
 
@@ -63,7 +66,7 @@ class Profile:
             self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
             frame, below = self._split(position.frames)
             self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
-            self.timeline.spend(event.rank, Activity(frame, position.collective), begin, seconds)
+            self.timeline.spend(event.rank, Activity(frame, position.collective, position.device), begin, seconds)
             begin += seconds
 
     def _split(self, frames: tuple[Frame, ...]) -> tuple[Frame | None, tuple[Frame, ...]]:

@@ -52,8 +52,8 @@ State = Literal[
     "interrupted",
     "idle",
 ]
-"""'waiting' is in a collective: for other ranks. 'debugging' is at a debugger's prompt, or waits for its turn there.
-'idle' is a kept rank that was not asked to run this."""
+"""'waiting' is in a collective, for other ranks, or for the rank's device, where collectives are queued. 'debugging' is
+at a debugger's prompt, or waits for its turn there. 'idle' is a kept rank that was not asked to run this."""
 
 Source = Callable[[Frame], str]
 """Finds the text of a line."""
@@ -297,7 +297,7 @@ def _sampled(rank: RankStatus, event: Sampled) -> RankStatus:
     longest = rank.longest_wait
     if rank.state == "waiting" and event.since != rank.called:
         longest = max(longest, event.since - rank.called)
-    state: State = "waiting" if event.position.collective else "running"
+    state: State = "waiting" if event.position.collective or event.position.device else "running"
     since = rank.since if state == rank.state else event.since
     return replace(rank, state=state, since=since, position=event.position, called=event.since, longest_wait=longest)
 

@@ -1,8 +1,8 @@
 """The stall rule: why nothing moves, in one plain sentence. Pure; the clock is passed in.
 
-Ranks that wait in a collective wait for those that have not arrived. That is normal while it is short, or as long as
-waits of this run have been before: a rank that saves a checkpoint holds its peers up at every epoch. After that it is
-shown who waits where, and where the others are.
+Ranks that wait in a collective, or for a GPU that is in one, wait for those that have not arrived. That is normal while
+it is short, or as long as waits of this run have been before: a rank that saves a checkpoint holds its peers up at
+every epoch. After that it is shown who waits where, and where the others are.
 """
 
 from __future__ import annotations
@@ -41,35 +41,53 @@ def stall(snapshot: Snapshot) -> str:
     run = snapshot.run
     waiting = [rank for rank in run.ranks if rank.state == "waiting"]
     others = [rank for rank in run.ranks if rank.state != "waiting"]
+    on_device = [rank for rank in waiting if rank.position.device]
     if exact := findings(snapshot, run.collectives):
-        seconds = max(snapshot.now - rank.called for rank in waiting)
-        have = "has" if len(waiting) == 1 else "have"
-        return " ".join([f"{name_ranks(rank.rank for rank in waiting)} {have} waited {seconds:.0f} s.", *exact])
+        in_calls = [rank for rank in waiting if not rank.position.device]
+        heads = [*([f"{_have_waited(snapshot, in_calls)}."] if in_calls else []), *_waiting(snapshot, on_device)]
+        return " ".join([*heads, *exact])
+    if run.collectives and len(on_device) == len(waiting):
+        return ""  # all have made the same calls: the devices compute
     if others:
-        return " ".join([_waiting(snapshot, waiting), *_elsewhere(snapshot, others)])
+        return " ".join([*_waiting(snapshot, waiting), *_elsewhere(snapshot, others)])
     calls = {rank.position.call for rank in waiting}
     if (
         len(calls) > 1
         and not calls <= _BETWEEN_TWO
         and not calls & _GUESSED
+        and not on_device
         and min(snapshot.now - rank.called for rank in waiting) >= PATIENCE
     ):
-        where = _waiting(snapshot, waiting)
+        where = " ".join(_waiting(snapshot, waiting))
         return f"The ranks have diverged. {where} All ranks have to make the same calls in the same order."
     return ""
 
 
-def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> str:
-    groups: dict[tuple[str, str], list[RankStatus]] = {}
+def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> list[str]:
+    groups: dict[tuple[str, bool], list[RankStatus]] = {}
     for rank in waiting:
-        groups.setdefault((rank.position.call, line_of(snapshot.run, rank.position.frames)), []).append(rank)
+        groups.setdefault((_place(snapshot, rank), rank.position.device), []).append(rank)
     sentences = []
-    for (call, line), ranks in groups.items():
-        have = "has" if len(ranks) == 1 else "have"
-        seconds = max(snapshot.now - rank.called for rank in ranks)
-        where = f"{call} ({line})" if line else call
-        sentences.append(f"{name_ranks(rank.rank for rank in ranks)} {have} waited {seconds:.0f} s in {where}.")
-    return " ".join(sentences)
+    for (place, device), ranks in groups.items():
+        their = " for its GPU" if len(ranks) == 1 else " for their GPUs"
+        sentences.append(f"{_have_waited(snapshot, ranks)} {place}{their * device}.")
+    return sentences
+
+
+def _place(snapshot: Snapshot, rank: RankStatus) -> str:
+    """'in all_reduce (line 3)', or of a wait for the device 'at line 3 (loss.item())'."""
+    call, line = rank.position.call, line_of(snapshot.run, rank.position.frames)
+    if not rank.position.device:
+        return f"in {call}{line and f' ({line})'}"
+    frame = rank.spot(snapshot.run.cell)
+    text = snapshot.text(frame) if frame is not None else ""
+    return f"at {line}{text and f' ({text})'}" if line else f"in {call}"
+
+
+def _have_waited(snapshot: Snapshot, ranks: Sequence[RankStatus]) -> str:
+    """'Ranks 0-2 have waited 14 s'."""
+    seconds = max(snapshot.now - rank.called for rank in ranks)
+    return f"{name_ranks(rank.rank for rank in ranks)} {'has' if len(ranks) == 1 else 'have'} waited {seconds:.0f} s"
 
 
 def _elsewhere(snapshot: Snapshot, others: Sequence[RankStatus]) -> list[str]:

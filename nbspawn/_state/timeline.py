@@ -17,10 +17,11 @@ _ROUNDING = 1e-9  # seconds: the ends of a bin are not exact
 
 class Activity(NamedTuple):
     """What a rank does: at the line of ``frame`` (None: outside of the user's code, or several lines that took little
-    time), it computes, or is ``waiting`` for other ranks."""
+    time), it computes, or is ``waiting`` for other ranks, or for its ``device``."""
 
     frame: Frame | None
     waiting: bool
+    device: bool = False
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Bin:
         while len(self.seconds) > _KINDS:
             others = [one for one in self.seconds if one.frame is not None and one != activity]
             least = min(others, key=lambda one: self.seconds[one])
-            rest = Activity(None, least.waiting)
+            rest = least._replace(frame=None)
             self.seconds[rest] = self.seconds.get(rest, 0.0) + self.seconds.pop(least)
 
     def merge(self, other: Bin) -> None:

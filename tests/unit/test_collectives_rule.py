@@ -57,6 +57,29 @@ def test_uneven_gathers_fit_if_all_expect_the_same() -> None:
     assert len(findings(snapshot(2), told([gathers[0]], [other]))) == 1
 
 
+def test_a_first_call_that_no_gpu_leaves() -> None:
+    first = call(operation="nccl:all_reduce", age=40.0)
+    [sentence] = findings(snapshot(2), told([first], [first]))
+    assert "(line 3): all its ranks have called it, and it has not ended for 40 s. Unless the GPUs" in sentence
+    assert "--env NCCL_P2P_DISABLE=1" in sentence
+    others = [call(age=40.0), first._replace(age=20.0), first._replace(number=2), first._replace(pending=False)]
+    for other in others:  # gloo's; a GPU's that may connect still; one after others; one that has ended
+        assert findings(snapshot(2), told([other], [other])) == []
+
+
+def test_two_backends_of_a_group_count_their_calls_each() -> None:
+    """cpu:gloo,cuda:nccl: the same number is of another call there."""
+    ended = call(pending=False)
+    gloo, nccl = (GroupCalls("0", "default_pg", (0, 1), (ended,), backend) for backend in ("gloo", "nccl"))
+    late = nccl._replace(calls=())
+    hung = nccl._replace(calls=(call(tensor="float32[8]", operation="nccl:all_reduce"),))
+    reports = {0: Collectives(0, (gloo, hung), None), 1: Collectives(1, (gloo, late), None)}
+    [sentence] = findings(snapshot(2), reports)
+    assert sentence.startswith(
+        "Collective 1 of the default group (nccl), all_reduce float32[8] (line 3): rank 0 is in it, rank 1 has not "
+    )
+
+
 def test_a_rank_that_is_ahead_for_a_moment_is_not_reported() -> None:
     reports = told([call(7, pending=True)], [call(6, pending=False)])
     assert findings(snapshot(2, waits=0.5), reports) == []

@@ -155,6 +155,8 @@ def dumps(dump: Any) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(2))
     [entry] = pickle.loads(dump(True, True, False))["entries"]
+    [status] = pickle.loads(dump(False, False, False))["pg_status"].values()
+    assert status["last_enqueued_collective"] == 1 and status["last_completed_collective"] in (-1, 1)
     dist.destroy_process_group()
     read = {"process_group", "pg_id", "is_p2p", "collective_seq_id", "profiling_name", "state", "retired", "frames"}
     assert read | {"input_sizes", "input_dtypes", "output_sizes", "output_dtypes"} <= entry.keys()
@@ -244,6 +246,7 @@ TORCH = (
     Name("torch._inductor", is_there),
     Name("torch.distributed.distributed_c10d._world", has("pg_names", "pg_group_ranks")),
     Name("torch.distributed.distributed_c10d._world.group_count", is_a(int)),
+    Name("torch.distributed.ProcessGroup._get_backend", is_there),
     Name("torch.distributed.ProcessGroup._get_sequence_number_for_group", is_there),
     Name("torch.distributed.distributed_c10d.all_reduce", in_one_file),
     Name("torch.distributed.distributed_c10d.destroy_process_group", parameters("group")),

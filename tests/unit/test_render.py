@@ -306,6 +306,12 @@ def test_in_the_end_each_rank_has_its_peak() -> None:
     assert cells[12:18] == ["1", "✓ done", "5.0 s", "1.3 GB", "2.0 GB", "1"]
 
 
+def test_a_rank_that_waits_for_its_gpu() -> None:
+    position = Position((Frame("cell", 2, "<module>"),), device=True)
+    run = replace(run_of(1, Sampled(0, 103.0, position, 102.0, ())), cell="cell", source=("%%spawn", "loss.item()"))
+    assert "  ◍ waiting for its GPU 4.5 s  2  loss.item()" in text.table(Snapshot(run, 106.5))
+
+
 def test_the_call_is_in_sight() -> None:
     run = run_of(1, Sampled(0, 103.0, Position((Frame("cell", 1, "<module>"),), "all_reduce", True), 102.0, ()))
     for line, shown in (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbspawn._protocol.collectives import Call, Collectives, GroupCalls
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
@@ -49,6 +50,31 @@ def sentence(run: Run, now: float) -> str:
 
 
 WAIT = [at(rank, 3, 1.0, "all_reduce") for rank in (0, 2, 3)]
+
+
+def on_gpu(rank: int, line: int, since: float) -> Sampled:
+    event = at(rank, line, since)
+    return replace(event, position=event.position._replace(call="", collective=False, device=True))
+
+
+def test_ranks_that_wait_for_their_gpus() -> None:
+    run = run_of(on_gpu(0, 3, 1.0), on_gpu(2, 3, 1.0), at(1, 4, 1.0), at(3, 5, 1.0, "barrier"))
+    assert sentence(run, 15.0) == (
+        "Ranks 0 and 2 have waited 14 s at line 3 (dist.all_reduce(x)) for their GPUs. Rank 3 has waited 14 s in "
+        "barrier (line 5). Rank 1 is at line 4: time.sleep(50)."
+    )
+    assert sentence(run_of(on_gpu(0, 3, 1.0), nprocs=2), 15.0).startswith(
+        "Rank 0 has waited 14 s at line 3 (dist.all_reduce(x)) for its GPU. Rank 1 "
+    )
+
+
+def test_gpus_that_compute() -> None:
+    """The recorder has the same calls of all ranks."""
+    calls = (Call(1, "all_reduce", "nccl:all_reduce", (), (), (), True, 14.0),)
+    told = {rank: Collectives(rank, (GroupCalls("0", "default_pg", (0, 1), calls),), None) for rank in range(2)}
+    run = run_of(on_gpu(0, 3, 1.0), at(1, 4, 1.0), nprocs=2)
+    assert sentence(replace(run, collectives=told), 15.0) == ""
+    assert sentence(run_of(on_gpu(0, 3, 1.0), on_gpu(1, 4, 1.0), nprocs=2), 15.0) == "", "they are at different lines"
 
 
 def test_both_sides_are_named() -> None:

@@ -176,7 +176,7 @@ def a_run(nprocs: int = 2, ended: float | None = None, source: Sequence[str] = S
 
 def position(activity: Activity) -> Position:
     frames = () if activity.frame is None else (activity.frame._replace(name="<module>"),)
-    return Position(frames, "", activity.waiting)
+    return Position(frames, "", activity.waiting, activity.device)
 
 
 def sampled(rank: int, begin: float, *spans: tuple[Activity, float]) -> Sampled:
@@ -390,6 +390,16 @@ def test_each_rank_has_a_lane_with_the_colours_of_its_lines() -> None:
     assert labels(svg) == ["rank 0", "rank 1", "0", "1.0 s", "2.0 s", "3.0 s", "4.0 s", "5.0 s"]
     assert (svg.get("width"), svg.get("height")) == ("680", "64")
     assert page.tags == {"img", "map", "area"}
+
+
+def test_a_wait_for_the_gpu_has_a_colour_and_a_letter() -> None:
+    run, waits = a_run(1, ended=4.0), WORK._replace(device=True)
+    profile, snapshot = Profile(run), Snapshot(run, 4.0)
+    profile.add([sampled(0, 0.0, (WORK, 1.0), (waits, 3.0))], 4.0)
+    page = drawn(profile, snapshot)
+    assert sorted(box.colour for box in boxes(page.pictures[0])) == sorted([timeline.COLOURS[0], timeline.DEVICE])
+    assert any("3.0 s waiting for its GPU at line 3: work(step)" in title for _, title in page.areas)
+    assert timeline.text(profile, snapshot)[1] == "rank 0  " + "a" * 14 + "°" * 44
 
 
 def test_lines_have_colours_in_the_order_of_the_code() -> None:
@@ -637,16 +647,16 @@ def test_the_text_has_at_most_eighty_columns(nprocs: int) -> None:
 
 def rows(profile: Profile, snapshot: Snapshot) -> list[tuple[object, ...]]:
     found = timeline.records(profile.timeline, snapshot)
-    names = ["rank", "start", "end", "seconds", "line", "file", "source", "waiting"]
+    names = ["rank", "start", "end", "seconds", "line", "file", "source", "waiting", "device"]
     assert all(list(row) == names for row in found)
     return [tuple({**row, "seconds": round(row["seconds"], 6)}.values()) for row in found]
 
 
 def test_records() -> None:
     assert rows(*two_ranks()) == [
-        (0, 0.0, 2.0, 2.0, 3, "Cell In[5]", "work(step)", False),
-        (0, 2.0, 5.8, 3.8, 4, "Cell In[5]", "dist.barrier()", True),
-        (1, 0.0, 5.8, 5.8, 3, "Cell In[5]", "work(step)", False),
+        (0, 0.0, 2.0, 2.0, 3, "Cell In[5]", "work(step)", False, False),
+        (0, 2.0, 5.8, 3.8, 4, "Cell In[5]", "dist.barrier()", True, False),
+        (1, 0.0, 5.8, 5.8, 3, "Cell In[5]", "work(step)", False, False),
     ]
 
 
@@ -658,13 +668,13 @@ def test_records_of_bins_with_several_activities() -> None:
     both = (OUTSIDE, 0.05), (WORK, 0.05)
     profile.add([sampled(0, 0.0, (OUTSIDE, 0.2), *both, *both, (BARRIER, 0.1), (other, 0.1))], 0.6)
     assert rows(profile, Snapshot(run, 0.6, lambda frame: f"text of line {frame.line}")) == [
-        (0, 0.0, 0.2, 0.2, None, "", "", False),
-        (0, 0.2, 0.3, 0.05, None, "", "", False),
-        (0, 0.2, 0.3, 0.05, 3, "Cell In[5]", "work(step)", False),
-        (0, 0.3, 0.4, 0.05, None, "", "", False),
-        (0, 0.3, 0.4, 0.05, 3, "Cell In[5]", "work(step)", False),
-        (0, 0.4, 0.5, 0.1, 4, "Cell In[5]", "dist.barrier()", True),
-        (0, 0.5, 0.6, 0.1, 12, "/home/me/train.py", "text of line 12", False),
+        (0, 0.0, 0.2, 0.2, None, "", "", False, False),
+        (0, 0.2, 0.3, 0.05, None, "", "", False, False),
+        (0, 0.2, 0.3, 0.05, 3, "Cell In[5]", "work(step)", False, False),
+        (0, 0.3, 0.4, 0.05, None, "", "", False, False),
+        (0, 0.3, 0.4, 0.05, 3, "Cell In[5]", "work(step)", False, False),
+        (0, 0.4, 0.5, 0.1, 4, "Cell In[5]", "dist.barrier()", True, False),
+        (0, 0.5, 0.6, 0.1, 12, "/home/me/train.py", "text of line 12", False, False),
     ]
 
 
@@ -673,6 +683,6 @@ def test_records_of_a_rank_that_was_not_looked_at_for_a_while() -> None:
     profile = Profile(run)
     profile.add([sampled(0, 0.2, (WORK, 0.2)), sampled(0, 1.0, (WORK, 0.5)), Printed(0, ("text",), "")], 1.9)
     assert rows(profile, Snapshot(run, 2.0)) == [
-        (0, 0.2, 0.4, 0.2, 3, "Cell In[5]", "work(step)", False),
-        (0, 1.0, 1.5, 0.5, 3, "Cell In[5]", "work(step)", False),
+        (0, 0.2, 0.4, 0.2, 3, "Cell In[5]", "work(step)", False, False),
+        (0, 1.0, 1.5, 0.5, 3, "Cell In[5]", "work(step)", False, False),
     ]
