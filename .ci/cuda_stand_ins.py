@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
@@ -19,6 +20,16 @@ CUDA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvToolsExt|nvJitLink)")
 FUNCTION = re.compile(
     r"(cu|cuda|cublas|cudnn|cufft|curand|cusparse|cusolver|cufile|cupti|nccl|nvrtc|nvshmem|nvJitLink)[A-Z_]\w*|nvshmem\w+|cuFile\w+"
 )
+
+
+UNVERSIONED = {"libnccl": re.compile("nccl"), "libcuda": re.compile("cu(?!File)[A-Z]")}
+
+
+def may_define(library: str, symbol: str) -> bool:
+    """Is a symbol without a version in this library? Those of UNVERSIONED are in one only; any other is in each library
+    that has no versions: torch's libraries name some of them."""
+    owners = [name for name, symbols in UNVERSIONED.items() if symbols.match(symbol)]
+    return library.partition(".")[0] in owners if owners else True
 
 
 def wanted(library: Path) -> tuple[set[str], dict[str, set[str]], dict[str, set[str]], set[str]]:
@@ -42,28 +53,8 @@ def wanted(library: Path) -> tuple[set[str], dict[str, set[str]], dict[str, set[
     return libraries, versions, symbols, unversioned
 
 
-def stand_in(path: Path, versions: dict[str, set[str]]) -> None:
-    """Compile one. The symbols of the version '' are under none."""
-    names = sorted(set().union(*versions.values()))
-    with tempfile.TemporaryDirectory() as folder:
-        source, script = Path(folder, "source.c"), Path(folder, "versions")
-        source.write_text(
-            "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names) or "int nothing;\n"
-        )
-        named = {version: symbols for version, symbols in versions.items() if version}
-        script.write_text(
-            "".join(
-                f"{version} {{ global: {' '.join(f'{name};' for name in symbols)} }};\n"
-                for version, symbols in named.items()
-            )
-        )
-        versioned = [f"-Wl,--version-script={script}"] if named else []
-        command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", *versioned]
-        subprocess.run([*command, "-o", path, source], check=True)
-
-
-def main() -> None:
-    folder = Path(sys.argv[1], "torch", "lib")
+def all_wanted(folder: Path) -> tuple[set[str], Callable[[str], dict[str, set[str]]]]:
+    """What the libraries of a folder ask for: other libraries, and for each its symbols by version, '' for none."""
     libraries, versions = set(), defaultdict(set)
     symbols, unversioned = defaultdict(set), set()
     for library in sorted(folder.glob("*.so*")):
@@ -74,11 +65,49 @@ def main() -> None:
             versions[name] |= found
         for version, found in its_symbols.items():
             symbols[version] |= found
+
+    def symbols_of(name: str) -> dict[str, set[str]]:
+        own = {version: symbols[version] for version in versions[name]}
+        return own or {"": {symbol for symbol in unversioned if may_define(name, symbol)}}
+
+    return libraries, symbols_of
+
+
+def stand_in(
+    path: Path,
+    versions: dict[str, set[str]],
+    answer: int = NO_DEVICE,
+    objects: Sequence[Path] = (),
+    link: Sequence[str] = (),
+) -> None:
+    """Compile one. The symbols of the version '' are under none. What ``objects`` define is theirs."""
+    own = set()
+    for compiled in objects:
+        told = subprocess.run(["nm", "-g", compiled], capture_output=True, text=True, check=True).stdout
+        own |= set(re.findall(r" [A-TV-Z] (\w+)", told))
+    names = sorted(set().union(*versions.values()) - own)
+    with tempfile.TemporaryDirectory() as folder:
+        source, script = Path(folder, "source.c"), Path(folder, "versions")
+        source.write_text("".join(f"int {name}(void) {{ return {answer}; }}\n" for name in names) or "int nothing;\n")
+        named = {version: symbols for version, symbols in versions.items() if version}
+        script.write_text(
+            "".join(
+                f"{version} {{ global: {' '.join(f'{name};' for name in symbols)} }};\n"
+                for version, symbols in named.items()
+            )
+        )
+        versioned = [f"-Wl,--version-script={script}"] if named else []
+        command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", *versioned]
+        path.unlink(missing_ok=True)  # who has it open goes on with it
+        subprocess.run([*command, "-o", path, source, *objects, *link], check=True)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1], "torch", "lib")
+    libraries, symbols_of = all_wanted(folder)
     missing = sorted(name for name in libraries if CUDA.match(name) and not (folder / name).exists())
     for name in missing:
-        # What is wanted under no version is in each of those that have none: torch's libraries name some of them.
-        own = {version: symbols[version] for version in versions[name]} or {"": unversioned}
-        stand_in(folder / name, own)
+        stand_in(folder / name, symbols_of(name))
     print(f"made {len(missing)} stand-ins: {', '.join(missing)}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-FOLDERS = "hosts", "programs", "campaign", "browser", "kernel", "engine", "packaging", "unit"
+FOLDERS = "hosts", "programs", "campaign", "browser", "kernel", "engine", "gpu", "packaging", "unit"
 """In the order of the run: what takes long comes first, so that all workers end at about the same time."""
 
 
