@@ -58,7 +58,7 @@ def resolve(options: LaunchOptions) -> LaunchOptions:
             if name == "nccl":
                 _check_nccl(ranks, found)
             _check_backend(name)
-    return replace(options, nprocs=ranks, backend=backend, accelerator=accelerator)
+    return replace(options, nprocs=ranks, backend=backend, accelerator=accelerator or "cpu" * (nprocs == "cpu"))
 
 
 def _accelerator(nprocs: int | str, backend: str | None) -> str:

@@ -31,7 +31,8 @@ class LaunchOptions:
     """The process group to make in each rank: 'gloo', 'nccl', 'xla', 'tpu_dist', or, before ``resolve``, 'auto'; None
     if the user's own code makes it."""
     accelerator: str = ""
-    """Set by ``resolve``: 'xla' (torch_xla) or 'tpu' (torch_tpu), to be initialised; '' for CUDA and the CPU."""
+    """Set by ``resolve``: 'xla' (torch_xla) or 'tpu' (torch_tpu), to be initialised; 'cpu' if the user has asked for
+    that; else ''."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to the kernel's."""
     devices: Sequence[int] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbspawn._engine import native, signals
 from nbspawn._protocol import plain
-from nbspawn._protocol.frames import Frame, Stack, Threads, ThreadsAt, is_runner, users_frames
+from nbspawn._protocol.frames import Frame, Stack, Threads, ThreadsAt, is_after_the_last_line, is_runner, users_frames
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.plain import NotPlainError
 from nbspawn._protocol.signals import STACK
@@ -124,6 +124,8 @@ def sentences(
 
 
 def _place(frames: tuple[Frame, ...], cell: str | None, names: Mapping[str, str]) -> str:
+    if is_after_the_last_line(frames):
+        return "after the last line, waiting for its GPU"
     innermost = frames[-1]
     if cell is None:
         return described(innermost._replace(file=names.get(innermost.file, innermost.file)))

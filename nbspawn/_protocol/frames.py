@@ -51,9 +51,17 @@ _RUNNERS = (
 )
 
 
+_DEVICE = os.path.join("nbspawn", "_rank", "device.py")
+
+
 def is_runner(frame: Frame) -> bool:
     """Is this the frame that runs the user's cell or function?"""
     return any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS)
+
+
+def is_after_the_last_line(frames: Iterable[Frame]) -> bool:
+    """Is this the stack of a rank that has run the user's code, and waits for what its device has still to do?"""
+    return any(frame.name == "settle" and frame.file.endswith(_DEVICE) for frame in frames)
 
 
 def users_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:

@@ -98,7 +98,7 @@ class Launch:
     backend: str | None
     """The process group to make before the first command runs, None for none."""
     accelerator: str
-    """'xla' (torch_xla) or 'tpu' (torch_tpu), if the ranks are for one of them; else ''."""
+    """'xla' (torch_xla), 'tpu' (torch_tpu) or 'cpu', if the ranks are for one of them; else ''."""
     sys_path: list[str]
     """Where the kernel finds modules, now."""
     settings: Settings

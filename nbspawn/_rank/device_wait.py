@@ -12,7 +12,7 @@ import re
 import sys
 from types import FrameType
 
-from nbspawn._rank import device, flight_recorder
+from nbspawn._rank import device, flight_recorder, native
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.running_call import running, value_of
 
@@ -60,6 +60,8 @@ class DeviceWait:
 
 def _waits_for_something_else(frame: FrameType) -> bool:
     """Is this known of the call in which the frame is?"""
+    if frame.f_code is native.ends_within.__code__:
+        return False  # device.settle
     file = frame.f_code.co_filename
     if is_library(file) and _TORCH not in file and frame.f_globals.get("torch") is not sys.modules["torch"]:
         return True

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._rank import stores
+from nbspawn._rank import native, stores
 from nbspawn._rank.after_import import after_import
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
 _CONNECTED = "nbspawn/connected"
 """Key in a group's store: how many ranks have made it."""
+
+_DESTROYED = 5.0
+"""Seconds within which a group is destroyed at the end, by which all that was called has ended. NCCL's may hang."""
 
 _BEFORE_2_7 = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """What torch calls TORCH_FR_BUFFER_SIZE there."""
@@ -39,6 +42,8 @@ def set_environment(info: RankInfo) -> None:
     # For recorder.py. Off by default in torch 2.8 and 2.9, 2000 calls in 2.13: to read these takes four times as long.
     size = os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get(_BEFORE_2_7, "500"))
     after_import("torch", functools.partial(_set_older_name, size))
+    # Else NCCL's watchdog aborts the process after an error of the device, while Python is about to raise it.
+    os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
 
 
 def _set_older_name(size: str) -> None:
@@ -84,6 +89,18 @@ def serve_own_rendezvous(info: RankInfo) -> None:
     rendezvous._create_c10d_store = create_store
 
 
+def lengthen_timeouts(info: RankInfo) -> None:
+    """If a user may look at one rank while the others wait: of all groups that the code makes. gloo would give them up
+    after 30 minutes, NCCL after 10."""
+    if info.launch.long_group_timeout:
+        after_import("torch.distributed.distributed_c10d", _lengthen_timeouts)
+
+
+def _lengthen_timeouts() -> None:
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = datetime.timedelta(days=1)
+
+
 def keep_destroyed_groups(info: RankInfo) -> None:
     """Until the next command, hold a process group that the cell has destroyed: a DistributedDataParallel that goes
     after it would be the last to hold it, and gloo's destructor then waits, with Python's lock, for a thread that waits
@@ -127,10 +144,10 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     store = stores.store(launch, "")
     make_group(info, store)
     yield
-    if dist.is_initialized() and dist.get_backend() != "gloo":
-        dist.destroy_process_group()
     try:
         with info.interrupts.enabled():
+            if dist.is_initialized() and dist.get_backend() != "gloo":
+                native.ends_within(_DESTROYED, dist.destroy_process_group)
             while store.add(_CONNECTED, 0) < launch.world_size:
                 time.sleep(0.001)
     except KeyboardInterrupt:
@@ -147,7 +164,5 @@ def make_group(info: RankInfo, store: Any) -> None:
         from nbspawn._rank import xla
 
         backend = xla.backend()
-    # A user who looks at one rank holds up the others; gloo would give them up after 30 minutes, NCCL after 10.
-    timeout = datetime.timedelta(days=1) if launch.long_group_timeout else None
-    dist.init_process_group(backend, timeout=timeout, store=store, rank=info.ordinal, world_size=launch.world_size)
+    dist.init_process_group(backend, store=store, rank=info.ordinal, world_size=launch.world_size)
     store.add(_CONNECTED, 1)

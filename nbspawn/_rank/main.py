@@ -110,6 +110,7 @@ def main(rank: int, launch: Launch) -> None:
     seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)
+    environment.lengthen_timeouts(info)
     environment.keep_destroyed_groups(info)
     stacks.report_crashes(launch.files.crash(rank))
     stacks.write_on_signal(launch.files.stack(rank))
@@ -204,7 +205,9 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     try:
         with info.interrupts.enabled():
             job = namespace.receive(command.payload)
-            return outcome.returned(info.rank, job["fn"](info.ordinal, *job["args"], **job["kwargs"]))
+            value = job["fn"](info.ordinal, *job["args"], **job["kwargs"])
+            device.settle()
+            return outcome.returned(info.rank, value)
     except BaseException as error:
         shown = variables.of_error(error, info.names) if command.show_locals else ()
         ended = outcome.failed(info.rank, error, skip=os.path.dirname(__file__), variables=shown)

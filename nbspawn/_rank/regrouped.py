@@ -13,9 +13,10 @@ import weakref
 from typing import Any, NoReturn
 
 from nbspawn._protocol.messages import Regroup
-from nbspawn._rank import environment, stores
+from nbspawn._rank import device_groups, environment, native, stores
 from nbspawn._rank.info import RankInfo
 
+_ABORTED = 10.0  # seconds
 _NAMES = 1000  # groups that are made between two Stops or errors: more than anyone makes
 _WHY = "ranks were stopped, or one of them failed, and all process groups have been made anew"
 
@@ -32,7 +33,7 @@ def regroup(info: RankInfo, command: Regroup) -> None:
         kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
         models = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
         old = dist.group.WORLD
-        dist.destroy_process_group()
+        _end_groups(dist)
     _refuse_ended_groups(dist.distributed_c10d)
     environment.make_group(info, stores.store(info.launch, str(command.number), command.store))
     # Groups are named by their number, which torch begins anew. By its name an old one is found still (by a mesh, and
@@ -47,6 +48,16 @@ def regroup(info: RankInfo, command: Regroup) -> None:
             model.register_forward_pre_hook(_refuse)
     del old
     gc.collect()  # the old group, with a thread and its sockets, is in a cycle with the traceback of what broke it
+
+
+def _end_groups(dist: Any) -> None:
+    """NCCL's are aborted: to destroy them would wait for their calls, which do not end. Raises RuntimeError if that
+    hangs (https://github.com/pytorch/pytorch/issues/149153)."""
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is None or not device_groups.exist():
+        dist.destroy_process_group()
+    elif not native.ends_within(_ABORTED, abort):
+        raise RuntimeError(f"NCCL does not end the old process group within {_ABORTED:.0f} s")
 
 
 def _renew(model: Any, old: Any) -> None:

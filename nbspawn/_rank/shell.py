@@ -148,6 +148,7 @@ class CellRunner:
             return self._failed(error)
         try:
             with self._info.interrupts.enabled():  # packing it and its repr are the user's code, too
+                device.settle()
                 return outcome.returned(rank, ran.result)
         except BaseException as late:
             return outcome.failed(rank, late, cell=command.filename, skip=__file__)

@@ -1,9 +1,9 @@
-"""Unblocks a kept rank that does not handle an interrupt, because it waits for a peer in gloo's native code.
+"""Unblocks a kept rank that does not handle an interrupt, because it waits for a peer in native code.
 
-Python runs signal handlers only between its own instructions, and gloo's ``abort()`` wakes no call. But when the
-connection to a peer is closed, every call that waits for it raises. So this module closes the connections, and the
-interrupt, which was pending until the call returned, is handled at once. A one-shot rank needs none of this: it is
-killed.
+Python runs signal handlers only between its own instructions. gloo's ``abort()`` wakes no call, but when the connection
+to a peer is closed, every call that waits for it raises. So this module closes the connections; NCCL's groups are
+aborted, and what waits for the device goes on. The interrupt, which was pending until the call returned, is handled at
+once. A one-shot rank needs none of this: it is killed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import mmap
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from nbspawn._protocol import gauges
-from nbspawn._rank import connections
+from nbspawn._rank import connections, device_groups, traced
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
@@ -30,10 +31,17 @@ def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
     if info.launch.keep:
         inherited, slots = _sockets(), gauges.mapped(info.launch.files.gauges)
         place = info.launch.place
+        aborts: list[threading.Thread] = []
         elsewhere = {address for node, address in enumerate(place.addresses) if node != place.node}
 
         def look(waits: bool) -> None:
-            if waits and info.interrupts.unhandled(_MAX_PENDING):
+            if not info.interrupts.unhandled(_MAX_PENDING):
+                aborts.clear()
+                return
+            if not aborts and device_groups.exist():
+                aborts.append(traced.thread(device_groups.abort, "nbspawn-abort"))
+                aborts[0].start()
+            if waits and not any(abort.is_alive() for abort in aborts):  # which has connections, too
                 _shut_down(_sockets() - inherited, _rank_test(slots, elsewhere))
 
         info.on_look.append(look)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from html import escape
 
-from nbspawn._protocol.frames import Frame, Stack, Threads
+from nbspawn._protocol.frames import Frame, Stack, Threads, is_after_the_last_line
 from nbspawn._render.html import BOX, FOLD, QUIET
 from nbspawn._render.report import Report
 from nbspawn._render.text import clip, duration
@@ -84,11 +84,14 @@ def _silent(frames: tuple[Frame, ...], ranks: list[int], run: Run) -> str:
 def _state(ranks: list[int], snapshot: Snapshot, frames: tuple[Frame, ...]) -> str:
     every = [snapshot.run.ranks[rank] for rank in ranks]
     # Where it was seen last it need not be any more: what has gone on into a call that holds Python's lock is not seen.
+    if is_after_the_last_line(frames):
+        return " after the last line, waiting for its GPU:"
     waiting = [rank for rank in every if rank.state == "waiting" and _is_at(rank.position.frames, frames)]
     if not waiting:
         return ":"
     longest = max(snapshot.now - rank.called for rank in waiting)
-    return f", waiting {duration(longest)} in {waiting[0].position.call}:"
+    what = "for its GPU" if waiting[0].position.device else f"in {waiting[0].position.call}"
+    return f", waiting {duration(longest)} {what}:"
 
 
 def _is_at(position: tuple[Frame, ...], frames: tuple[Frame, ...]) -> bool:

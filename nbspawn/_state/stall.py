@@ -81,7 +81,7 @@ def _place(snapshot: Snapshot, rank: RankStatus) -> str:
         return f"in {call}{line and f' ({line})'}"
     frame = rank.spot(snapshot.run.cell)
     text = snapshot.text(frame) if frame is not None else ""
-    return f"at {line}{text and f' ({text})'}" if line else f"in {call}"
+    return f"at {line}{text and f' ({text})'}" if line else "after the last line"
 
 
 def _have_waited(snapshot: Snapshot, ranks: Sequence[RankStatus]) -> str:

@@ -16,7 +16,7 @@ from packaging.version import Version
 import nbspawn
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.messages import Raised
-from nbspawn._rank import recorder
+from nbspawn._rank import flight_recorder, recorder
 from nbspawn._state.collectives import findings
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
@@ -172,7 +172,7 @@ def test_a_call_that_has_ended_is_not_taken_for_the_one_that_raised(monkeypatch:
     """gloo's thread marks a call after the caller has gone on: seen once in 200 runs on a busy machine."""
     running, ended = {"retired": False, "state": "started"}, {"retired": True, "state": "started"}
     looks = [[running, running], [ended, running]]
-    monkeypatch.setattr(recorder, "_entries", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(flight_recorder, "entries", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
     assert recorder._settled_entries() == [ended, running]
     looks[:] = [[running, running]]  # an asynchronous one
     assert recorder._settled_entries() == looks[0]

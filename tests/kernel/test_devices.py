@@ -57,7 +57,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_words_on_a_machine_without_accelerators() -> None:
     assert resolved(3, None, {}) == (3, None, "")
-    assert resolved("cpu", None, {}) == resolved("auto", None, {}) == (cores(), None, "")
+    assert resolved("cpu", None, {}) == (cores(), None, "cpu")
+    assert resolved("auto", None, {}) == (cores(), None, "")
     with pytest.raises(nbspawn.UsageError, match="no GPU.*give a number of ranks, or cpu"):
         resolved("gpu", None, {})
     with pytest.raises(nbspawn.UsageError, match="'gpus' is neither a number of ranks nor one of auto, cpu"):

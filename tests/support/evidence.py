@@ -37,7 +37,8 @@ def _processes() -> Iterator[str]:
 
 def _kernels(test: Function) -> Iterator[str]:
     for kernel in {value for value in test.funcargs.values() if isinstance(value, Kernel)}:
-        yield from _last("the kernel's terminal", kernel.terminal)
+        with contextlib.suppress(OSError):  # the last test's teardown has removed it
+            yield from _last("the kernel's terminal", kernel.terminal)
         if kernel.last is not None:
             yield from _last("the kernel's last cell", str(kernel.last.reply))
 

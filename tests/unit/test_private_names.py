@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,10 +165,11 @@ def dumps(dump: Any) -> None:
     assert {"filename", "line", "name"} <= entry["frames"][0].keys()
 
 
-def dump_of_nccl() -> Any:
+def of_cuda(name: str) -> Any:
+    """What only a build for CUDA has below torch._C."""
     import torch
 
-    return torch._C._distributed_c10d._dump_nccl_trace if torch.version.cuda else print  # type: ignore[attr-defined]
+    return attrgetter(name)(torch._C) if torch.version.cuda else print
 
 
 def in_one_file(all_reduce: Any) -> None:
@@ -242,11 +244,18 @@ TORCH = (
     Name("torch.multiprocessing.start_processes", takes(print, (), 2, join=False, daemon=True, start_method="spawn")),
     Name("torch._inductor.async_compile.AsyncCompile.pool", pool_of_threads),
     Name("torch._C._distributed_c10d._dump_fr_trace", dumps, ">=2.8"),
-    Name("torch._C._distributed_c10d._dump_nccl_trace", callable, find=dump_of_nccl),
+    Name(
+        "torch._C._distributed_c10d._dump_nccl_trace",
+        callable,
+        find=lambda: of_cuda("_distributed_c10d._dump_nccl_trace"),
+    ),
     Name("torch._inductor", is_there),
     Name("torch.distributed.distributed_c10d._world", has("pg_names", "pg_group_ranks")),
     Name("torch.distributed.distributed_c10d._world.group_count", is_a(int)),
     Name("torch.distributed.ProcessGroup._get_backend", is_there),
+    Name("torch.distributed.distributed_c10d._abort_process_group", parameters("group"), ">=2.6"),
+    Name("torch.cuda._lazy_call", parameters("callable")),
+    Name("torch._C._cuda_hasPrimaryContext", callable, find=lambda: of_cuda("_cuda_hasPrimaryContext")),
     Name("torch.distributed.ProcessGroup._get_sequence_number_for_group", is_there),
     Name("torch.distributed.distributed_c10d.all_reduce", in_one_file),
     Name("torch.distributed.distributed_c10d.destroy_process_group", parameters("group")),

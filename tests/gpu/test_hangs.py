@@ -1,0 +1,226 @@
+"""What a user reads of ranks that wait for their GPUs, or fail there, and what becomes of them: in a real kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from kernels import Cell, Kernel, ok
+
+HUNG = """%%spawn 2 -b nccl -g 3 {options}
+import time, torch, torch.distributed as dist
+x = torch.ones(4, device=device)
+dist.all_reduce(x)
+torch.cuda.synchronize()
+print("ready")
+if rank == 0:
+    dist.all_reduce(x)
+    x.tolist()
+else:
+    time.sleep(600)"""
+MISSING = (
+    "Collective 2 of the default group, all_reduce float32[4] (line 8): rank 0 is in it, "
+    "rank 1 has not reached it (last call: 1, all_reduce) and is at line 11: time.sleep(600)."
+)
+SUM = """%%ranks
+x = torch.full((3,), rank + 1.0, device=device)
+dist.all_reduce(x)
+x.tolist()"""
+SUMMED = "[0-1] [3.0, 3.0, 3.0]"
+
+
+def rows(cell: Cell) -> str:
+    text: str = cell.reply.table["text/plain"] if cell.reply.outputs else ""
+    return text
+
+
+@pytest.fixture
+def kept(kernel: Kernel) -> Iterator[Kernel]:
+    """Two ranks with a group of NCCL, that have a variable to lose."""
+    ok(kernel.execute("%%spawn 2 --keep -b nccl -g 3\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"))
+    assert ok(kernel.execute(SUM, timeout=120)).result == SUMMED
+    yield kernel
+    ok(kernel.execute("%ranks stop"))
+
+
+def assert_alive(kernel: Kernel) -> None:
+    """They have their variables, and a group that works."""
+    reply = ok(kernel.execute(SUM, timeout=60))
+    assert reply.result == SUMMED, str(reply)
+    assert ok(kernel.execute("%%ranks\nstep")).result == "[0] 10\n[1] 11"
+
+
+# ---------------------------------------------------------------- waits are told
+
+
+def test_the_usual_hang(kernel: Kernel) -> None:
+    cell = kernel.submit(HUNG.format(options="")).until("ready")
+    cell.see(lambda: "Collective 2" in rows(cell), "it is told")
+    assert re.search(r"◍ waiting for its GPU \d+\.\d s +9  x.tolist\(\)", rows(cell)), rows(cell)
+    told = " ".join(rows(cell).split())
+    assert re.search(r"Rank 0 has waited \d+ s at line 9 \(x.tolist\(\)\) for its GPU. " + re.escape(MISSING), told)
+    kernel.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt" and reply.traceback.count(MISSING) == 1, str(reply)
+
+
+def test_a_finished_cell(kernel: Kernel) -> None:
+    """One call too many, at the end: the host has nothing more to do."""
+    cell = kernel.submit(HUNG.format(options="-t 8").replace("    x.tolist()\nelse:\n    time.sleep(600)", "\n1"))
+    reply = cell.wait()
+    assert reply.ename == "RunTimeoutError", str(reply)
+    assert "(line 8): rank 0 is in it, rank 1 has finished." in reply.traceback
+    assert "Rank 0 after the last line, waiting for its GPU:" in reply.traceback
+
+
+# ---------------------------------------------------------------- kept ranks stay
+
+
+def test_stop(kept: Kernel) -> None:
+    hung = HUNG.partition("\n")[2]
+    cell = kept.submit(f"%%ranks\n{hung}").until("ready")
+    cell.see(lambda: "waiting for its GPU" in rows(cell), "rank 0 waits")
+    kept.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert_alive(kept)
+
+
+def test_an_error_of_a_peer(kept: Kernel) -> None:
+    """Rank 0 has called, and is at its end: as if all were well."""
+    cell = "%%ranks\nif rank == 1:\n    raise ValueError('before its call')\n"
+    reply = kept.execute(f"{cell}dist.all_reduce(torch.ones(2, device=device))")
+    assert reply.ename == "RankRaisedError" and "ValueError: before its call" in reply.traceback, str(reply)
+    assert "Rank 0 was after the last line, waiting for its GPU" in reply.traceback, str(reply)
+    assert_alive(kept)
+
+
+def test_an_abort_that_hangs(kernel: Kernel) -> None:
+    """Then Stop ends the ranks, after the grace period; and the next ones start."""
+    begin = "%%spawn 2 --keep -b nccl -g 2 --env FAKE_NCCL_ABORT=hang\nimport torch, torch.distributed as dist"
+    ok(kernel.execute(begin, timeout=60))
+    cell = kernel.submit(f"%%ranks\n{HUNG.partition(chr(10))[2]}").until("ready")
+    cell.see(lambda: "waiting for its GPU" in rows(cell), "rank 0 waits")
+    kernel.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt" and "The session has ended." in reply.table["text/plain"], str(reply)
+    kernel.assert_no_rank()
+    assert ok(kernel.execute("%%spawn 2 -b nccl\nrank", timeout=60)).result == "[0] 0\n[1] 1"
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_the_first_error_of_a_gpu_is_the_error(kernel: Kernel) -> None:
+    """NCCL's watchdog sees it, too, and would abort the process."""
+    cell = """%%spawn 2 -b nccl
+import time, torch, torch.distributed as dist
+x, wrong = torch.ones(4, device=device), torch.zeros(1, device=device)
+dist.all_reduce(x)
+torch.cuda.synchronize()
+if rank:
+    time.sleep(600)
+torch._assert_async(wrong)
+dist.all_reduce(x)
+try:
+    x.tolist()
+finally:
+    time.sleep(0.5)"""
+    reply = kernel.execute(cell, timeout=60)
+    assert reply.ename == "RankRaisedError", str(reply)
+    assert "AcceleratorError: CUDA error: device-side assert triggered (line 11)" in reply.traceback, str(reply)
+    assert "SIGABRT" not in reply.traceback
+
+
+def test_an_error_after_the_last_line(kernel: Kernel) -> None:
+    cell = "%%spawn 1\nimport torch\nwrong = torch.zeros(1, device=device)\ntorch._assert_async(wrong)"
+    reply = kernel.execute(cell, timeout=60)
+    assert reply.ename == "RankRaisedError" and "device-side assert triggered" in reply.traceback, str(reply)
+    assert "The device told it after the last line" in reply.traceback
+
+
+# ---------------------------------------------------------------- what else is recorded
+
+
+def test_a_receive_without_its_send(kernel: Kernel) -> None:
+    cell = """%%spawn 2 -b nccl -g 3
+import time, torch, torch.distributed as dist
+x = torch.ones(4, device=device)
+dist.all_reduce(x)
+torch.cuda.synchronize()
+print("ready")
+if rank == 0:
+    dist.recv(x, 1)
+    x.tolist()
+time.sleep(600)"""
+    running = kernel.submit(cell).until("ready")
+    running.see(lambda: "have waited" in rows(running) or "has waited" in rows(running), "it is told")
+    told = " ".join(rows(running).split())
+    wanted = "Rank 0 waits in recv of float32[4] from rank 1 (line 8), but rank 1 does not send to it: it is at line 10"
+    assert wanted in told, told
+    kernel.interrupt()
+    running.wait()
+
+
+def test_two_backends_in_one_group(kernel: Kernel) -> None:
+    """Each counts its own calls: three of gloo come first."""
+    cell = """%%spawn 2 -b cpu:gloo,cuda:nccl -g 3
+import time, torch, torch.distributed as dist
+here, there = torch.ones(3), torch.ones(4, device=device)
+for _ in range(3):
+    dist.all_reduce(here)
+dist.all_reduce(there)
+torch.cuda.synchronize()
+print("ready")
+if rank == 0:
+    dist.all_reduce(there)
+    there.tolist()
+time.sleep(600)"""
+    running = kernel.submit(cell).until("ready")
+    running.see(lambda: "has waited" in rows(running), "it is told")
+    told = " ".join(rows(running).split())
+    assert "Collective 2 of the default group (nccl), all_reduce float32[4] (line 10): rank 0 is in it, rank 1" in told
+    kernel.interrupt()
+    running.wait()
+
+
+def test_a_first_call_that_no_gpu_leaves(kernel: Kernel) -> None:
+    ok(kernel.execute("import nbspawn._state.collectives as rule; usual, rule._FIRST = rule._FIRST, 5.0"))
+    cell = "%%spawn 2 -b nccl -g 3 --env FAKE_NCCL_P2P=hang\nimport torch, torch.distributed as dist\n"
+    running = kernel.submit(f"{cell}x = torch.ones(4, device=device)\ndist.all_reduce(x)\nx.tolist()")
+    running.see(lambda: "NCCL_P2P_DISABLE=1" in rows(running), "it is told")
+    kernel.interrupt()
+    running.wait()
+    ok(kernel.execute("rule._FIRST = usual"))
+
+
+def test_backward_is_no_wait(kernel: Kernel) -> None:
+    """It runs in a thread of the device's, while the main thread idles."""
+    cell = """%%spawn 2 -b nccl -o out
+import time, torch
+weight = torch.ones(4, device=device, requires_grad=True)
+weight.register_hook(lambda gradient: time.sleep(3))
+(weight * 2).sum().backward()"""
+    ok(kernel.execute(cell, timeout=60))
+    waits = "[row for row in out.timeline if row['line'] == 5 and (row['waiting'] or row['device'])]"
+    assert kernel.value(waits) == []
+    assert kernel.value("sum(row['seconds'] for row in out.timeline if row['line'] == 5)") > 5
+
+
+# ---------------------------------------------------------------- a rank's own GPU
+
+
+def test_no_context_before_the_code_makes_one(kernel: Kernel) -> None:
+    cell = "%%spawn {} -b nccl\nimport torch\nstr(device), torch.cuda.is_initialized(), torch.cuda.current_device()"
+    reply = ok(kernel.execute(cell.format(2), timeout=60))
+    assert reply.result == "[0] ('cuda:0', False, 0)\n[1] ('cuda:1', False, 1)"
+    reply = ok(kernel.execute(cell.format("cpu").replace(" -b nccl", ""), timeout=60))
+    assert "[0] ('cpu', False, 0)" in reply.result
+
+
+def test_groups_of_kept_ranks_do_not_time_out_at_a_prompt(kept: Kernel) -> None:
+    cell = """%%ranks
+from torch.distributed.device_mesh import init_device_mesh
+groups = dist.new_group([0, 1]), init_device_mesh("cuda", (2,)).get_group()
+[group._get_backend(device).options._timeout.days for group in groups]"""
+    assert ok(kept.execute(cell, timeout=60)).result == "[0-1] [1, 1]"
