@@ -25,6 +25,8 @@ _MAKE_AGAIN = (
     "The process group was created again after an error. What was built on the old one must be created again, too: "
     "device meshes, FSDP models, subgroups, sharded optimizers."
 )
+_BROKEN_GPU = re.compile(r"CUDA error: (device-side assert|an illegal|unspecified launch failure|misaligned address)")
+"""An error after which the process cannot use its GPU any more."""
 _EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
 
 
@@ -94,8 +96,14 @@ def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> No
 
 
 def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) -> list[str]:
-    """What to do about a NameError for a variable that exists in the notebook. The cell's text does not name it
-    (``eval``, ``%run``), so it was not sent; ``kept`` ranks get variables only by ``--push``."""
+    """What to do about an error that breaks a kept rank's GPU, and about a NameError for a variable that exists in the
+    notebook. The cell's text does not name it (``eval``, ``%run``), so it was not sent; ``kept`` ranks get variables
+    only by ``--push``."""
+    if kept and _BROKEN_GPU.search(error.summary):
+        return [
+            "What this rank does on its GPU fails from now on: %ranks restart starts the ranks again, without their "
+            "variables."
+        ]
     missing = re.search(r"NameError: name '(\w+)' is not defined", error.summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []

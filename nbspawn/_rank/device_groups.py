@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+_WATCHDOG = "pt_nccl_watchdg"
 
 
 def exist() -> bool:
@@ -18,6 +21,15 @@ def abort() -> None:
     same: https://github.com/NVIDIA/nccl/issues/829. The groups cannot be used any more."""
     for backend in list(_backends()):
         backend.abort()
+
+
+def watched() -> bool:
+    """Does NCCL's watchdog live, a thread of each group? It ends with an error of a call, or its timeout."""
+    names = []
+    for path in glob.glob("/proc/self/task/*/comm"):
+        with suppress(OSError), open(path) as file:
+            names.append(file.read().strip())
+    return names.count(_WATCHDOG) >= len(list(_backends()))
 
 
 def _backends() -> Iterator[Any]:

@@ -12,12 +12,13 @@ import re
 import sys
 from types import FrameType
 
-from nbspawn._rank import device, flight_recorder, native
+from nbspawn._rank import device, device_groups, flight_recorder, native
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.running_call import running, value_of
 
 _STANDS = 1.0  # seconds in the same call, before the recorder is asked
 _UNCHANGED = 2.0  # seconds without the end of a collective
+_LOST = 3.0  # seconds without a watchdog: an error of the device ends it, too, and the wait a moment later
 _TORCH = os.path.join("site-packages", "torch", "")
 _CALLED = re.compile(r"(?<![\w.\])])([A-Za-z_][\w.]*)\(")
 _SYSTEM = frozenset({"time", "posix", "select", "signal", "_signal", "socket", "_socket", "_thread"})
@@ -32,6 +33,7 @@ class DeviceWait:
         self._since = self._changed = 0.0
         self._unended: flight_recorder.Unended | None = None
         self._earlier: flight_recorder.Unended = {}
+        self._watched, self._lost = False, 0.0
 
     def begin(self) -> None:
         """A command begins: what has not ended by now is of groups that were aborted."""
@@ -44,6 +46,7 @@ class DeviceWait:
         call = id(frame), frame.f_lasti
         if call != self._call:
             self._call, self._since, self._changed, self._unended = call, looked, looked, None
+            self._watched = False
             return None
         if now - self._since < _STANDS or not device.in_use():
             return None
@@ -56,6 +59,13 @@ class DeviceWait:
         if not unended or now - self._changed < _UNCHANGED or _waits_for_something_else(frame):
             return None
         return self._changed
+
+    def is_in_vain(self, now: float) -> bool:
+        """Of a rank that waits: has NCCL's watchdog ended meanwhile? It would have aborted the process, so that nobody
+        goes on with wrong numbers, but for TORCH_NCCL_RETHROW_CUDA_ERRORS (environment.py)."""
+        if device_groups.watched():
+            self._watched, self._lost = True, now
+        return self._watched and now - self._lost >= _LOST
 
 
 def _waits_for_something_else(frame: FrameType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -178,6 +179,9 @@ class Sampler:
                     idle_since = now
                 if of_device is not None and not here.collective:
                     here, began = here._replace(device=True), of_device
+                    if self._device_wait.is_in_vain(now):
+                        print("NCCL has failed (see above), and the GPU will not end its collectives.", file=sys.stderr)
+                        os.kill(os.getpid(), signal.SIGABRT)
                 elif may_wait and now - idle_since >= _IDLE:
                     here, began = here._replace(call=here.call or may_wait, collective=True), since
                 else:

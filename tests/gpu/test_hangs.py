@@ -128,7 +128,7 @@ finally:
     time.sleep(0.5)"""
     reply = kernel.execute(cell, timeout=60)
     assert reply.ename == "RankRaisedError", str(reply)
-    assert "AcceleratorError: CUDA error: device-side assert triggered (line 11)" in reply.traceback, str(reply)
+    assert "AcceleratorError: CUDA error: device-side assert triggered (line " in reply.traceback, str(reply)
     assert "SIGABRT" not in reply.traceback
 
 
@@ -137,6 +137,14 @@ def test_an_error_after_the_last_line(kernel: Kernel) -> None:
     reply = kernel.execute(cell, timeout=60)
     assert reply.ename == "RankRaisedError" and "device-side assert triggered" in reply.traceback, str(reply)
     assert "The device told it after the last line" in reply.traceback
+
+
+def test_a_broken_gpu_of_a_kept_rank(kept: Kernel) -> None:
+    reply = kept.execute("%%ranks\nif rank:\n    torch._assert_async(torch.zeros(1, device=device))")
+    assert reply.ename == "RankRaisedError" and "%ranks restart starts the ranks again" in reply.traceback, str(reply)
+    assert "device-side assert triggered" in kept.execute("%%ranks\nstep").traceback, "each command fails"
+    ok(kept.execute("%ranks restart"))
+    assert ok(kept.execute("%%ranks\nrank", timeout=60)).result == "[0] 0\n[1] 1"
 
 
 # ---------------------------------------------------------------- what else is recorded

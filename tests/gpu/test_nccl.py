@@ -242,8 +242,7 @@ def failing(rank: int) -> None:
 def test_a_failing_collective(capfd: pytest.CaptureFixture[str]) -> None:
     """torch waits for its dump four times as long as it is told to, by default a minute."""
     with pytest.raises(nbspawn.RankExitedError):
-        env = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100"}
-        run(failing, FAKE_NCCL_FAIL_AT="3", **env)
+        run(failing, FAKE_NCCL_FAIL_AT="3", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="100")
     shown = capfd.readouterr()
     assert "number 1" in shown.out and "number 2" not in shown.out
     assert "the fake NCCL was told to fail" in shown.out + shown.err
