@@ -70,6 +70,7 @@ _ROW = "background:none;height:20px"
 _CELL = "padding:0 14px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
 _WARNING = "color:var(--jp-warn-color0,#c60)"
+_STATE, _GPU_STATE = "9em", "15.5em"  # 'waiting for input'; 'waiting for its GPU 1 min 20 s'
 _MARK = "display:inline-block;width:1.2em"
 _SPARKLINE = "font-size:75%"  # blocks are up to 0.8 em wide
 _CLIPPED = "overflow:hidden;text-overflow:ellipsis"
@@ -105,7 +106,7 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{QUIET}">',
             _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
             _cell("th", "node", "left", f"{_HEAD};width:{NODE_WIDTH}ch") if nodes else "",
-            _cell("th", "state", "left", f"{_HEAD};width:9em"),
+            _cell("th", "state", "left", f"{_HEAD};width:{_GPU_STATE if live and 'device' in columns else _STATE}"),
             _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
             *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}") for name in columns),
             _cell("th", "last line, result or error", "left", _HEAD),

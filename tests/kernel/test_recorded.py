@@ -60,13 +60,17 @@ def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "call, ends",
     [
-        ("dist.all_reduce(torch.ones(4 + (rank == 2)))", "[5] (line 4): rank 2 is in it, ranks 0-1 have finished."),
+        (  # rank 0 does not leave before rank 1 has what it needs, too
+            "dist.all_reduce(torch.ones(4 + (rank == 2)))\nif rank != 2: dist.barrier(pair)",
+            "[5] (line 5): rank 2 is in it, ranks 0-1 have finished.",
+        ),
         ("dist.all_reduce(torch.ones(40 - 20 * (rank == 2)))", "ranks 0-1 are in it, rank 2 has ended (SIGABRT)."),
-        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 4): ranks 0-1 are in it, rank 2 has finished."),
+        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 5): ranks 0-1 are in it, rank 2 has finished."),
     ],
 )
 def test_an_error_in_a_collective(kernel: Kernel, call: str, ends: str) -> None:
     cell = "%%spawn 3 -b gloo\nimport torch, torch.distributed as dist\nx = torch.ones(2); dist.barrier()\n"
+    cell += "pair = dist.new_group([0, 1])\n"
     reply = kernel.execute(cell + call)
     said = [line for line in reply.traceback.splitlines() if line.startswith("Collective 2 of the default group, ")]
     assert len(said) == 1 and said[0].endswith(ends), str(reply)
