@@ -28,7 +28,7 @@ _PACKAGES = (
 _LIMITS = (("open files", resource.RLIMIT_NOFILE), ("processes", resource.RLIMIT_NPROC))
 _MIB, _GIB = 1 << 20, 1 << 30
 _WAIT = 60.0  # seconds: a start that takes longer is reported as a failure
-_NAMES = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='\\n')"
+_NAMES = "from torch import {0} as it; print(*map(it.get_device_name, range(it.device_count())), sep='\\n')"
 
 Row = tuple[str, str]
 
@@ -113,15 +113,18 @@ def _preloaded() -> list[Row]:
 
 def devices() -> list[Row]:
     """The GPUs and TPUs that ranks would see. CUDA is initialised only in a child: here it would make fork unsafe."""
-    from nbspawn._engine import tpu
-    from nbspawn._engine.devices import gpus
+    from nbspawn._accelerators import kinds, tpu
 
-    found = gpus()
+    own = kinds.own()
+    found = own.count(os.environ)
     rows = [("GPUs", str(found)), ("TPU chips", str(tpu.chips()))]
+    if other := kinds.unserved():
+        rows.append((f"{other} devices", "not served: ranks compute on the CPU"))
     if found:
-        child = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=_WAIT)
+        code = _NAMES.format(own.type)
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_WAIT)
         names = child.stdout.splitlines() or child.stderr.splitlines()[-1:]
-        rows += [(f"cuda:{number}", name) for number, name in enumerate(names)]
+        rows += [(f"{own.type}:{number}", name) for number, name in enumerate(names)]
     return rows
 
 

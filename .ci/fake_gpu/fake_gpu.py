@@ -9,7 +9,8 @@ def load() -> None:
     import torch
 
     libraries = Path(torch.__file__).parent / "lib"
-    ctypes.CDLL(str(libraries / "libnvidia-ml.so.1"))  # torch opens it by its name: there it is
+    for name in ("libnvidia-ml.so.1", "libcuda.so.1"):  # torch opens them by their names: there they are
+        ctypes.CDLL(str(libraries / name))
     ctypes.CDLL(str(libraries / "libfake_gpu.so"))
     # Kernels for which the CPU has no counterpart are not chosen.
     torch.backends.cudnn.enabled = False

@@ -1,78 +1,97 @@
-"""Resolves the device options: the number of ranks, and the backend of their process group.
+"""Resolves the device options: the number of ranks, the backend of their process group, and the GPUs that they see.
 
-Without touching an accelerator's runtime: a kernel that has initialised CUDA cannot fork ranks, and a kernel that has
-initialised a TPU holds it: no rank can use it.
+Without touching an accelerator's runtime (_accelerators/ tells why).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from nbspawn._engine import tpu, xla
+from nbspawn._accelerators import kinds, tpu
+from nbspawn._accelerators.accelerator import Accelerator, Unavailable
+from nbspawn._accelerators.kinds import ASKED_FOR, BACKENDS, TPU, XLA
 from nbspawn._engine.launch import cores
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.launch import MARK
 from nbspawn.errors import UsageError
 
 WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
-_BACKENDS = {"xla": xla.BACKEND, "tpu": tpu.BACKENDS[0]}
+_BY_THEMSELVES = (*XLA.backends, *TPU.backends)
+"""Backends that no torch has by itself."""
 
 
 def resolve(options: LaunchOptions) -> LaunchOptions:
     """The options with everything that depends on the machine: the number of ranks for one of WORDS, the backend for
-    'auto', and the accelerator to initialise.
+    'auto', the environment variables for ``devices``, and the accelerator.
 
     Raises UsageError for devices and backends that are not available, and for options that exclude each other.
     """
-    nprocs, backend, visible = options.nprocs, options.backend, options.devices
     _check_environment(options.env)
-    if backend is not None:
-        backend = str(backend).lower()  # as torch does
+    if options.backend is not None:
+        options = replace(options, backend=str(options.backend).lower())  # as torch does
     if options.on is not None:
-        if backend in (xla.BACKEND, *tpu.BACKENDS):
-            raise UsageError(f"-b {backend} is for ranks on this machine")
-        return replace(options, backend="gloo" if backend == "auto" else backend)
+        if options.backend in _BY_THEMSELVES:
+            raise UsageError(f"-b {options.backend} is for ranks on this machine")
+        return options
+    try:
+        return _on_this_machine(options)
+    except Unavailable as refusal:
+        raise UsageError(str(refusal)) from None
+
+
+def _on_this_machine(options: LaunchOptions) -> LaunchOptions:
+    nprocs, backend = options.nprocs, options.backend
     env = {**os.environ, **options.env}
-    accelerator = _accelerator(nprocs, backend)
-    if nprocs == "auto" and backend in (None, "auto") and not _gpus(visible) and tpu.chips():
-        accelerator = "tpu" if tpu.installed() else "xla" if xla.installed() else ""
-    if accelerator == "xla":
-        xla.check()
-        found = xla.count(env)
-    elif accelerator == "tpu":
-        found = tpu.count()
-    else:
-        found = _gpus(visible)
-    if accelerator and visible is not None:
-        raise UsageError(f"--devices selects GPUs: torch_{accelerator} assigns a TPU to each rank itself")
+    accelerator = _accelerator(nprocs, backend, env)
+    if options.devices is not None:
+        options = replace(options, env={**options.env, **accelerator.select(options.devices, env)}, devices=None)
+        env.update(options.env)
+    # To count may take seconds: not for who gives the number of ranks, and no backend that needs GPUs.
+    found = accelerator.count(env) if isinstance(nprocs, str) or backend not in (None, "gloo") else 0
     if nprocs == "gpu" and not found:
-        raise UsageError("torch finds no GPU on this machine: give a number of ranks, or cpu")
-    ranks = cores() if nprocs == "cpu" else (found or cores()) if isinstance(nprocs, str) else nprocs
+        other = kinds.unserved()
+        why = f"torch has {other} devices here, which nbspawn does not serve" if other else "torch finds no GPU"
+        raise UsageError(f"{why} on this machine: give a number of ranks, or cpu")
+    ranks = (found or cores()) if isinstance(nprocs, str) else nprocs
     if backend == "auto":
-        backend = _BACKENDS.get(accelerator) or ("nccl" if nprocs != "cpu" and 1 <= ranks <= found else "gloo")
-    elif backend is not None and backend not in (xla.BACKEND, *tpu.BACKENDS):
+        best = accelerator.backends[0]
+        fits = best in _BY_THEMSELVES or (1 <= ranks <= found and best in _available())
+        backend = best if fits else "gloo"
+    elif backend is not None and backend not in _BY_THEMSELVES:
         for name in _named(backend):
-            if name == "nccl":
-                _check_nccl(ranks, found)
+            _check_devices(name, ranks, found, accelerator)
             _check_backend(name)
-    return replace(options, nprocs=ranks, backend=backend, accelerator=accelerator or "cpu" * (nprocs == "cpu"))
+    asked = accelerator.type if accelerator.type in ASKED_FOR else ""
+    return replace(options, nprocs=ranks, backend=backend, accelerator=asked)
 
 
-def _accelerator(nprocs: int | str, backend: str | None) -> str:
-    by_backend = "xla" if backend == xla.BACKEND else "tpu" if backend in tpu.BACKENDS else ""
+def _accelerator(nprocs: int | str, backend: str | None, env: Mapping[str, str]) -> Accelerator:
     if isinstance(nprocs, str) and nprocs not in WORDS:
         raise UsageError(f"{nprocs!r} is neither a number of ranks nor one of {', '.join(WORDS)}")
-    by_number = nprocs if isinstance(nprocs, str) and nprocs in _BACKENDS else ""
-    if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend:
+    by_backend = BACKENDS.get(backend or "")
+    if by_backend and nprocs in ("cpu", "gpu", "tpu", "xla") and nprocs != by_backend.word:
         raise UsageError(f"{backend} is no backend for {nprocs}: use -b auto, which chooses the right one")
-    return by_backend or by_number
+    if backend in _BY_THEMSELVES:
+        return BACKENDS[backend]
+    if nprocs in ASKED_FOR:
+        return ASKED_FOR[nprocs]
+    own = kinds.own()
+    if nprocs == "auto" and backend in (None, "auto") and not own.count(env) and tpu.chips():
+        return next((one for one in (TPU, XLA) if one.is_built()), own)
+    return own
 
 
 _OWN = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 _OURS = (MARK,)  # by which what a rank has left behind is found
+
+
+def of_nodes(gpus: bool) -> str:
+    """The backend for 'auto' on other machines, which have the same torch: is there a GPU for each rank?"""
+    best = kinds.own().backends[0]
+    return best if gpus and best in _available() else "gloo"
 
 
 def _check_environment(env: Mapping[str, str]) -> None:
@@ -113,43 +132,40 @@ def _is_device(kind: str) -> bool:
     return True
 
 
+def _check_devices(name: str, ranks: int, found: int, accelerator: Accelerator) -> None:
+    """If it is a backend that needs GPUs, one for each rank."""
+    if name not in BACKENDS:
+        return
+    if name not in accelerator.backends:
+        raise UsageError(
+            f"{name} needs GPUs, and this torch is built without {BACKENDS[name].title}: use -b gloo (or auto)"
+        )
+    if not found:
+        raise UsageError(f"{name} needs GPUs, and torch finds none on this machine: use -b gloo (or auto)")
+    if found < ranks:
+        raise UsageError(
+            f"{name} needs one GPU per rank: there are {ranks} ranks and {found} visible GPUs. Use -b gloo, or "
+            "`gpu` for one rank per GPU"
+        )
+
+
 def _check_backend(name: str) -> None:
     import torch.distributed as dist
 
     if not dist.is_available():
         raise UsageError("this torch is built without torch.distributed: ranks cannot have a process group")
-    known = [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]
-    there = [one for one in known if dist.is_backend_available(one)]
+    there = _available()
     if name not in there:
-        wrong = f"this torch is built without {name}" if name in known else f"torch has no backend {name!r:.60}"
+        known = name in dist.Backend.backend_list
+        wrong = f"this torch is built without {name}" if known else f"torch has no backend {name!r:.60}"
         raise UsageError(f"{wrong}: use {', '.join(there)}, xla (torch_xla), tpu_dist (torch_tpu), or auto")
 
 
-def _gpus(visible: Sequence[int] | None) -> int:
-    found = gpus()
-    return found if visible is None else min(found, len(visible))
+def _available() -> list[str]:
+    """The backends that this torch has."""
+    import torch.distributed as dist
 
-
-def _check_nccl(ranks: int, found: int) -> None:
-    import torch
-
-    if torch.version.cuda is None:
-        raise UsageError("nccl needs GPUs, and this torch is built without CUDA: use -b gloo (or auto)")
-    if 0 < found < ranks:
-        raise UsageError(
-            f"nccl needs one GPU per rank: there are {ranks} ranks and {found} visible GPUs. Use -b gloo, or "
-            "`gpu` for one rank per GPU"
-        )
-
-
-def gpus() -> int:
-    """The number of CUDA devices that ranks would see, from NVML. ``torch.cuda.device_count()`` can initialise CUDA in
-    the kernel, and then no forked rank could use it."""
-    import torch
-
-    if torch.version.cuda is None:
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip():
-        return 0
-    return max(0, torch.cuda._device_count_nvml())
+    if not dist.is_available():
+        return []
+    known = [one for one in dist.Backend.backend_list if one != dist.Backend.UNDEFINED]
+    return [one for one in known if dist.is_backend_available(one)]

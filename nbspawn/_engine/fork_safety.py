@@ -16,6 +16,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._engine import stacks
 from nbspawn._engine.reachable import findings
 from nbspawn._protocol.signals import STACK
@@ -60,11 +61,8 @@ def _since(name: str) -> str:
 
 def _running() -> dict[str, str]:
     found: dict[str, str] = {}
-    torch = sys.modules.get("torch")
-    for name in ("cuda", "xpu", "mtia", "hpu", "npu", "tpu"):
-        runtime = vars(torch).get(name) if torch is not None else None
-        if runtime is not None and getattr(runtime, "is_initialized", bool)():
-            found[name] = f"torch.{name} is initialised in this kernel and cannot be initialised again in a forked rank"
+    for name in kinds.initialised():
+        found[name] = f"torch.{name} is initialised in this kernel and cannot be initialised again in a forked rank"
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         found["group"] = (
@@ -123,9 +121,8 @@ def _stranded(value: Any) -> str:
 
 def poisoned_runtimes() -> list[str]:
     """``torch.cuda.is_available()`` alone can spoil CUDA for forked children without ``is_initialized`` saying so:
-    ask in one. Only a build with CUDA can have it."""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.version.cuda is None:
+    ask in one. Only a build with CUDA or ROCm can have it."""
+    if "torch" not in sys.modules or kinds.own().type != "cuda":
         return []
     return _answers(_ask_cuda)
 

@@ -20,7 +20,9 @@ from typing import Any
 
 import torch.multiprocessing
 
-from nbspawn._engine import fork_safety, inherited, start_method, tpu, xla
+from nbspawn._accelerators import kinds
+from nbspawn._accelerators.accelerator import Unavailable
+from nbspawn._engine import fork_safety, inherited, start_method
 from nbspawn._engine.context import LocalContext
 from nbspawn._engine.directories import run_directories
 from nbspawn._engine.interrupt_flag import InterruptFlag
@@ -53,8 +55,8 @@ def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag |
         partial(pack, job, interrupted, None if options.start_method == "spawn" else packing.DESCRIPTORS),
         job.variables,
         job.kind,
-        (xla.PACKAGE,) if options.accelerator == "xla" else (),
-        {**os.environ, **_visible(options), **options.env},
+        kinds.named(options.accelerator),
+        {**os.environ, **options.env},
         bool if interrupted is None else lambda: interrupted.count,
     )
 
@@ -178,8 +180,6 @@ def _launch(
     port: int,
 ) -> Launch:
     nprocs = int(options.nprocs)
-    if options.accelerator == "tpu":
-        tpu.prepare(nprocs)
     threads = options.threads or default_threads(nprocs)
     if how.method == "fork" and not fork_safety.openmp_can_be_paused():
         threads = 1
@@ -187,10 +187,14 @@ def _launch(
     env[MARK] = ":".join([*filter(None, [os.environ.get(MARK)]), os.fspath(files.private)])
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    env.update(_visible(options))
     env.update(options.env)
-    if options.accelerator == "xla":
-        env.update(xla.prepare(nprocs, env))
+    accelerator = kinds.named(options.accelerator)
+    if accelerator.is_held(env):
+        raise StartError(fork_safety.holds_the_tpu(accelerator.type))
+    try:
+        env.update(accelerator.prepare(nprocs, env))
+    except Unavailable as refusal:
+        raise UsageError(str(refusal)) from None
     if how.packed is None:
         env = {name: value for name, value in env.items() if os.environ.get(name) != value}
     return Launch(
@@ -210,10 +214,6 @@ def _launch(
         command=command,
         foreign=inherited.kernel_sockets() if how.packed is None else (),
     )
-
-
-def _visible(options: LaunchOptions) -> dict[str, str]:
-    return {} if options.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, options.devices))}
 
 
 def default_threads(nprocs: int) -> int:

@@ -42,6 +42,11 @@ class RayNodes:
         return hash((self._where, self.nodes))
 
     @property
+    def have_gpus(self) -> bool:
+        """Is there one for each rank?"""
+        return "GPU" in self._share
+
+    @property
     def address(self) -> str:
         import ray
 

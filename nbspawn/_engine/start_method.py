@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nbspawn._accelerators.accelerator import Accelerator
+from nbspawn._accelerators.kinds import CPU
 from nbspawn._engine.contexts import FORKSERVER, SPAWN
 from nbspawn._engine.fork_safety import fork_hazards, poisoned_runtimes, probe_if_changed, stranded, unsafe_to_fork
 from nbspawn._engine.forkserver import server
@@ -44,15 +46,14 @@ def choose(
     pack: Callable[[], Packed],
     variables: Mapping[str, object],
     kind: str,
-    needed: Sequence[str] = (),
+    accelerator: Accelerator = CPU,
     environment: Mapping[str, str] | None = None,
     give_up: Callable[[], object] = bool,
 ) -> Start:
     """Choose the method, and pack the job unless the method is fork. ``kind`` is the kind of the job, ``variables`` are
-    what it uses. ``needed`` are modules that take seconds to import and that each rank needs; ``environment`` is the
-    ranks'. By default a job that can be packed uses the fork server, whether the server is ready or not: the
-    behaviour of a cell must not depend on when it runs. This function waits for the server's start, until ``give_up``
-    returns True: then it raises KeyboardInterrupt.
+    what it uses. ``accelerator`` and ``environment`` are the ranks'. By default a job that can be packed uses the fork
+    server, whether the server is ready or not: the behaviour of a cell must not depend on when it runs. This function
+    waits for the server's start, until ``give_up`` returns True: then it raises KeyboardInterrupt.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot be packed and fork is not safe
     either, UsageError for an unknown method.
@@ -64,6 +65,9 @@ def choose(
         return Start("fork", "as you asked; nothing that makes fork unsafe is running in this kernel")
     if requested == "spawn":
         return Start("spawn", "as you asked", pack())
+    if requested == "auto" and accelerator.only_spawn:
+        return Start("spawn", accelerator.only_spawn, pack(), news=True)
+    needed = accelerator.packages
     if requested == "forkserver":
         waited = _wait_for_server(needed, environment, give_up)
         return Start("forkserver", waited or "as you asked", pack(), bool(waited))

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from nbspawn._accelerators import kinds
+
 SLOT = struct.Struct("=ddqqqqq")
 """A ``Reading``, and the rank's process id."""
 # The most, which gVisor does not tell, and the present one.
@@ -114,12 +116,13 @@ def memory() -> tuple[int, int]:
 
 def _on_devices() -> tuple[int, int]:
     """The bytes that torch has allocated on all devices, now and at most; -1 if it uses none."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    accelerator = kinds.in_use()
+    if accelerator is None:
         return -1, -1
+    module = accelerator.module
     # Of all devices: the current one is a setting of each thread, and the user's code has set it in another one.
     try:
-        each = [torch.cuda.memory_stats_as_nested_dict(device) for device in range(torch.cuda.device_count())]
+        each = [module.memory_stats_as_nested_dict(device) for device in range(module.device_count())]
         used = [stats["allocated_bytes"]["all"] for stats in each]
     except Exception:  # an allocator of the user's keeps no statistics (torch.cuda.memory.CUDAPluggableAllocator)
         return -1, -1

@@ -12,7 +12,8 @@ import re
 import sys
 from types import FrameType
 
-from nbspawn._rank import device, device_groups, flight_recorder, native
+from nbspawn._accelerators import kinds
+from nbspawn._rank import device_groups, flight_recorder, native
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.running_call import running, value_of
 
@@ -48,7 +49,7 @@ class DeviceWait:
             self._call, self._since, self._changed, self._unended = call, looked, looked, None
             self._watched = False
             return None
-        if now - self._since < _STANDS or not device.in_use():
+        if now - self._since < _STANDS or not kinds.in_use():
             return None
         unended = flight_recorder.unended(device=True)
         unended = {backend: calls for backend, calls in unended.items() if self._earlier.get(backend) != calls}

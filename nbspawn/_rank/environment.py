@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._rank import native, stores
 from nbspawn._rank.after_import import after_import
 from nbspawn._rank.channel import Channel
@@ -159,10 +160,6 @@ def make_group(info: RankInfo, store: Any) -> None:
     import torch.distributed as dist
 
     launch = info.launch
-    backend = launch.backend
-    if backend == "xla":
-        from nbspawn._rank import xla
-
-        backend = xla.backend()
+    backend = kinds.named(launch.accelerator).backend(launch.backend or "")
     dist.init_process_group(backend, store=store, rank=info.ordinal, world_size=launch.world_size)
     store.add(_CONNECTED, 1)

@@ -16,7 +16,7 @@ from nbspawn._rank.process import Interrupts
 class RankInfo:
     """Which rank this process is, its run, and its current command. ``rank`` counts on this machine, ``ordinal`` is the
     rank's number in the program: with one machine the same, except with torch_xla, which assigns its own on a TPU
-    (_rank/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records what the
+    (_accelerators/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records what the
     rank imports, ``own`` the user's own modules; ``regrouped`` is the number of the last ``Regroup``, ``ungrouped`` the
     exception if that failed.
 

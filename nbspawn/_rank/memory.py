@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._protocol import gauges
 from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
@@ -161,25 +162,27 @@ def _sent() -> list[tuple[int, int]]:
 
 def _devices() -> tuple[DeviceMemory, ...]:
     """Of the GPUs that this process uses."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    accelerator = kinds.in_use()
+    if accelerator is None:
         return ()
-    found = []
-    for index in range(min(torch.cuda.device_count(), _DEVICES)):
-        allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
+    module, found = accelerator.module, []
+    for index in range(min(module.device_count(), _DEVICES)):
+        allocated, reserved = module.memory_allocated(index), module.memory_reserved(index)
         if reserved:
-            summary = torch.cuda.memory_summary(index, abbreviated=True)[:_SUMMARY]
-            peak = torch.cuda.max_memory_allocated(index)
-            found.append(DeviceMemory(f"cuda:{index}", allocated, peak, reserved - allocated, summary))
+            summary = (
+                module.memory_summary(index, abbreviated=True)[:_SUMMARY] if hasattr(module, "memory_summary") else ""
+            )
+            peak = module.max_memory_allocated(index)
+            found.append(DeviceMemory(f"{accelerator.type}:{index}", allocated, peak, reserved - allocated, summary))
     return tuple(found)
 
 
 def _pinned() -> int:
     """What torch holds in page-locked memory, in use or not; 0 where torch does not tell."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
+    accelerator = kinds.in_use()
+    if accelerator is None or not hasattr(accelerator.module, "host_memory_stats"):
         return 0
-    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+    return int(accelerator.module.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 def _part(size: int, whole: int) -> str:

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.gauges import Gauges
 from nbspawn._protocol.messages import Sampled
-from nbspawn._rank import device, flight_recorder
+from nbspawn._rank import flight_recorder
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.device_wait import DeviceWait
 from nbspawn._rank.imports import is_library
@@ -264,7 +265,7 @@ def _may_wait(innermost: FrameType, below: Sequence[FrameType]) -> str:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return ""
-    if device.in_use() and not flight_recorder.unended(device=False):
+    if kinds.in_use() and not flight_recorder.unended(device=False):
         return ""  # a device computes, as in backward
     if below and below[0].f_code.co_filename.endswith(_DDP):
         return "DistributedDataParallel"

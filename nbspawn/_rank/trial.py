@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbspawn._accelerators import kinds
+
 _PR_SET_PDEATHSIG = 1
 _libc: Any = ctypes.CDLL(None)
 
@@ -215,12 +217,10 @@ def _children() -> set[str]:
 
 
 def _initialised() -> str:
-    torch = sys.modules.get("torch")
-    for name in ("cuda", "xpu", "mtia", "hpu", "npu", "tpu"):
-        runtime = getattr(torch, name, None)
-        if runtime is not None and getattr(runtime, "is_initialized", bool)():
-            return f"torch.{name}"
-    if torch is not None and torch.version.cuda is not None and _in_child(torch.cuda._is_in_bad_fork):
+    for name in kinds.initialised():
+        return f"torch.{name}"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and kinds.own().type == "cuda" and _in_child(torch.cuda._is_in_bad_fork):
         return "CUDA"  # by a query of its devices, which torch.cuda.is_initialized() does not detect
     bridge = sys.modules.get("jax._src.xla_bridge")
     return "JAX" if getattr(bridge, "backends_are_initialized", bool)() else ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._rank.imports import is_library
 
 _MOST = 30  # variables
@@ -93,8 +94,10 @@ def _tensor(value: Any) -> str:
     if not value.numel():
         return f"{text}, empty"
     values = value.detach()
-    if values.device.type == "cuda" and not _idle(torch.cuda.current_stream(values.device)):
-        return f"{text}, its values not known: the device is busy"
+    accelerator = kinds.in_use()
+    if accelerator and values.device.type == accelerator.type:
+        if not _idle(accelerator.module.current_stream(values.device)):
+            return f"{text}, its values not known: the device is busy"
     if values.dtype == torch.bool:
         return f"{text}: {int(values.sum())} of {values.numel()} True"
     if values.dtype.is_complex or values.is_quantized:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from nbspawn._engine import xla
+from nbspawn._accelerators import kinds
+from nbspawn._engine import devices
 from nbspawn._engine.agents import connected
 from nbspawn._engine.base import Engine
 from nbspawn._engine.hosts import HostRanks
@@ -110,9 +111,8 @@ def start_ranks(
         return _start_on_nodes(options, job, command, interrupts)
     how = resolve_start(job, options, interrupts)
     nprocs = int(options.nprocs)
-    notes: tuple[str, ...] = ()
-    if options.accelerator == "xla":
-        notes = tuple(filter(None, [xla.note(nprocs, {**os.environ, **options.env}, options.backend)]))
+    note = kinds.named(options.accelerator).note(nprocs, {**os.environ, **options.env}, options.backend)
+    notes = (note,) if note else ()
     since = time.monotonic()
     _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
     engine = start(command, how, options, job.inherited, interrupts=interrupts)
@@ -129,6 +129,8 @@ def _start_on_nodes(
     on = options.on
     assert on is not None
     starter = on if not isinstance(on, str) else RayNodes.of(on, int(options.nprocs), options.nnodes, options.backend)
+    if options.backend == "auto":
+        options = replace(options, backend=devices.of_nodes(isinstance(starter, RayNodes) and starter.have_gpus))
     since = time.monotonic()
     with pack(job, interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -296,6 +298,27 @@ def counted(rank: int) -> list[str]:
 )
 def test_visible_devices(visible: str, found: list[str]) -> None:
     assert list(run(counted, FAKE_GPUS="4", CUDA_VISIBLE_DEVICES=visible)) == [found]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"FAKE_GPUS": "4"}, 4),
+        ({"FAKE_GPUS": "4", "CUDA_VISIBLE_DEVICES": "2,0"}, 2),
+        ({"FAKE_GPUS": "4", "CUDA_VISIBLE_DEVICES": "GPU-00000004"}, 1),
+        ({"FAKE_GPUS": "4", "CUDA_VISIBLE_DEVICES": "MIG-8d7e0b6a", "FAKE_GPU_MIG": "1"}, 1),
+        ({"FAKE_GPUS": "4", "FAKE_GPU_MIG": "1"}, 1),  # CUDA takes one instance, and NVML counts four GPUs
+        ({"FAKE_GPUS": "4", "FAKE_NVML": "fail"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_gpus_are_counted_without_cuda(environment: dict[str, str], expected: int) -> None:
+    code = "from os import environ\nfrom nbspawn._accelerators.kinds import own\nprint(own().count(environ))\n"
+    code += "from torch import cuda\nprint(cuda.is_initialized())"
+    child = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
+    assert child.stdout.split() == [str(expected), "False"], child.stderr
 
 
 def by_nvml(rank: int) -> int:

@@ -269,6 +269,8 @@ def test_the_cluster_assigns_gpus(kernel: Kernel, hosts: Cluster, third: int) ->
     cell = f"%%spawn 2 --on ray:{hosts.address}\nimport os, socket\n"
     seen = "socket.gethostname(), os.environ['CUDA_VISIBLE_DEVICES']"
     assert ok(kernel.execute(cell + seen)).result == f"[0-1] ('host{third}', '0,1')"
+    cell = cell.replace("\n", " -b auto\nimport torch.distributed as dist\n", 1)
+    assert ok(kernel.execute(cell + f"{seen}, dist.get_backend()")).result == f"[0-1] ('host{third}', '0,1', 'gloo')"
     reply = kernel.execute(f"%%spawn 4 --on ray:{hosts.address} --nnodes 2\nrank")
     assert reply.evalue.startswith("the Ray cluster cannot give 2 nodes with 2 CPUs and 2 GPUs each: it has"), reply
     assert f"host{third} with 2 CPUs and 2 GPUs" in reply.evalue

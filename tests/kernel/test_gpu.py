@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import time
-import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 from kernels import WARM, Cell, ExecutedKernel, Kernel, Reply, ok, wait_gone, wait_until
 
-from nbspawn._engine import devices
+from nbspawn._accelerators import kinds
 
 SLOW = 120.0  # seconds: a rank's first use of CUDA reads hundreds of MB of libraries, and PATIENCE is for the CPU
 
@@ -28,10 +27,7 @@ def _missing() -> str:
     """Why there is nothing to be tested here; '' if there is."""
     if torch.version.cuda is None:
         return f"needs a GPU and a CUDA build of torch: torch {torch.__version__} here is built without CUDA"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of a driver that does not answer
-        found = devices.gpus()
-    return "" if found else "needs a GPU: NVML finds none that torch could use"
+    return "" if kinds.own().count(os.environ) else "needs a GPU: there is none that torch could use"
 
 
 _MISSING = _missing()
@@ -42,7 +38,7 @@ pytestmark = pytest.mark.skipif(bool(_MISSING), reason=_MISSING)
 def one_gpu() -> Iterator[None]:
     """The kernels see the first GPU: the tests count on one."""
     with pytest.MonkeyPatch.context() as patch:
-        if devices.gpus() > 1:
+        if kinds.own().count(os.environ) > 1:
             patch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip())
         yield
 

@@ -610,12 +610,6 @@ def test_threads_by_default_are_the_cores_shared_out(kernel: Kernel, method: str
 
 
 @once
-def test_devices(kernel: Kernel, method: str) -> None:
-    cell = f"%%spawn 2 -m {method} --devices 0,2\nimport os\nos.environ['CUDA_VISIBLE_DEVICES']"
-    assert values(kernel, cell) == ["0,2"] * 2
-
-
-@once
 def test_log_dir(kernel: Kernel, method: str, tmp_path: Path) -> None:
     logs = tmp_path / "my logs"
     reply = ok(kernel.execute(f"%%spawn 2 -m {method} --log-dir '{logs}'\nprint('kept', rank)"))

@@ -13,7 +13,8 @@ from kernels import WARM, ExecutedKernel, Kernel, ok
 from resolving import resolved
 
 import nbspawn
-from nbspawn._engine import tpu
+from nbspawn._accelerators.accelerator import Unavailable
+from nbspawn._accelerators.kinds import TPU
 
 pytest.importorskip("torch_tpu")
 
@@ -87,25 +88,25 @@ def test_backends() -> None:
 @pytest.mark.usefixtures("four_chips")
 def test_the_environment_that_the_ranks_would_have() -> None:
     for _ in range(2):
-        tpu.prepare(4)
+        TPU.prepare(4, {})
         assert os.environ["TORCH_TPU_TOPOLOGY"] == "2,2,1"
         addresses = os.environ["TORCH_TPU_SLICEBUILDER_ADDRESSES"].split(",")
         assert len(set(addresses)) == 4 and all(address.startswith("localhost:") for address in addresses)
-    with pytest.raises(nbspawn.UsageError, match="for 4 ranks in this kernel.*restart the kernel for 1"):
-        tpu.prepare(1)
+    with pytest.raises(Unavailable, match="for 4 ranks in this kernel.*restart the kernel for 1"):
+        TPU.prepare(1, {})
 
 
 @pytest.mark.usefixtures("four_chips")
 def test_a_number_of_ranks_that_the_chips_cannot_have() -> None:
-    with pytest.raises(nbspawn.UsageError, match="torch_tpu cannot run 3 ranks on the 4 TPUs here: .*count: 3"):
-        tpu.prepare(3)
+    with pytest.raises(Unavailable, match="torch_tpu cannot run 3 ranks on the 4 TPUs here: .*count: 3"):
+        TPU.prepare(3, {})
 
 
 @pytest.mark.usefixtures("four_chips")
 def test_a_kernel_that_holds_the_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "tpu", types.SimpleNamespace(is_initialized=lambda: True))
     with pytest.raises(nbspawn.StartError, match="this kernel holds the TPU.*restart the kernel"):
-        tpu.prepare(4)
+        nbspawn.spawn(print, nprocs=4, backend="tpu_dist")
 
 
 def test_the_report_names_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nbspawn"
 LAYERS: tuple[set[str], ...] = (
-    {"_protocol", "_version"},
+    {"_protocol", "_accelerators", "_version"},
     {"_payload", "_state"},
     {"_rank", "_render"},
     {"errors", "_results"},

@@ -208,7 +208,10 @@ def context_of_processes(kind: Any) -> None:
 
 
 TORCH = (
-    Name("torch.cuda._device_count_nvml", takes()),
+    Name("torch.cuda._raw_device_count_nvml", takes()),
+    Name("torch.cuda._raw_device_count_amdsmi", takes()),
+    Name("torch._C._cuda_getDeviceCount", callable, find=lambda: of_cuda("_cuda_getDeviceCount")),
+    Name("torch.xpu._is_compiled", takes()),
     Name("torch.cuda._is_in_bad_fork", lambda function: equals(False)(function())),
     Name("torch._tensor_str.PRINT_OPTS", print_options),
     Name(

@@ -1,0 +1,113 @@
+"""NVIDIA's GPUs (CUDA) and AMD's (ROCm), which torch uses by the same names, and how they are counted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from nbspawn._accelerators.accelerator import Accelerator
+
+_INDICES = re.compile(r"\s*-?\d+\s*(,\s*-?\d+\s*)*")
+
+
+class Cuda(Accelerator):
+    """NVIDIA's."""
+
+    type, title = "cuda", "CUDA"
+    backends = ("nccl",)
+    counting = "torch._C._cuda_getDeviceCount()"  # torch.cuda.device_count() believes NVML
+    visible: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+
+    def is_built(self) -> bool:
+        import torch
+
+        return torch.version.cuda is not None
+
+    def count(self, env: Mapping[str, str]) -> int:
+        """By NVML, in microseconds. ``torch.cuda.device_count()`` can initialise CUDA in the kernel, and then no
+        forked rank could use it: where NVML does not know, it is asked in another process."""
+        if not self.is_built() or not self._has_driver():
+            return 0
+        lists = [env[name] for name in self.visible if name in env]
+        if lists == [""]:
+            return 0
+        if not lists or (len(lists) == 1 and _INDICES.fullmatch(lists[0])):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, where NVML does not start
+                there = self._all()
+            if there >= 0:
+                return _seen(lists[0].split(","), there) if lists else there
+        return super().count(env)
+
+    def _has_driver(self) -> bool:
+        """Without it there is nothing that another process would find. To load it initialises nothing."""
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return False
+        return True
+
+    def _all(self) -> int:
+        """How many there are; -1 if that is not known. A GPU that is partitioned (MIG) is not what CUDA counts."""
+        import torch
+
+        try:
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            found = int(torch.cuda._raw_device_count_nvml())
+        except OSError:
+            return -1
+        return -1 if any(_is_partitioned(nvml, index) for index in range(found)) else found
+
+    def synchronize(self) -> None:
+        torch: Any = sys.modules["torch"]
+        for index in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(index):  # to wait for another would make one
+                torch.cuda.synchronize(index)
+
+
+def _is_partitioned(nvml: ctypes.CDLL, index: int) -> bool:
+    handle, now, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    return (
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0
+        and nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(pending)) == 0
+        and now.value == 1
+    )
+
+
+def _seen(indices: list[str], there: int) -> int:
+    """Of so many GPUs, as CUDA reads the list: up to the first that is not there, and none if one is listed twice."""
+    seen: list[int] = []
+    for index in map(int, indices):
+        if not 0 <= index < there:
+            break
+        if index in seen:
+            return 0
+        seen.append(index)
+    return len(seen)
+
+
+class Rocm(Cuda):
+    """AMD's."""
+
+    title = "ROCm"
+    visible = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    # https://github.com/meta-pytorch/torchrec/pull/2427; accelerate's notebook_launcher does the same.
+    only_spawn = "allocations on AMD's GPUs are known to fail in processes of a fork server"
+
+    def is_built(self) -> bool:
+        import torch
+
+        return torch.version.hip is not None
+
+    def _has_driver(self) -> bool:
+        return os.path.exists("/dev/kfd")
+
+    def _all(self) -> int:
+        import torch
+
+        return int(torch.cuda._raw_device_count_amdsmi())
