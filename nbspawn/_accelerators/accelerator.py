@@ -7,12 +7,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 _WAIT = 60.0  # seconds: torch is imported, and a driver asked
+
+
+class Load(NamedTuple):
+    """What is known of a device that a process uses, by the driver's own library: ``busy`` percent of the last moments,
+    ``used`` of ``total`` bytes, by all processes, ``own`` bytes of this one, with its context and what libraries have.
+    -1: not known; ``number`` -1: there is none."""
+
+    number: int = -1
+    busy: int = -1
+    used: int = -1
+    total: int = -1
+    own: int = -1
 
 
 class Unavailable(Exception):
@@ -114,6 +126,11 @@ class Accelerator:
     def is_used(self) -> bool:
         """Has this process initialised it?"""
         return self.module is not None and bool(self.module.is_initialized())
+
+    def load(self, index: int) -> Load:
+        """Of the device with this index, which this process has initialised; in some milliseconds, and whatever the
+        device does meanwhile."""
+        return Load(index)
 
     def synchronize(self) -> None:
         """Wait until all that this process has queued has ended. Raises the error of what fails there."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from nbspawn._accelerators.accelerator import Accelerator
+from nbspawn._accelerators.accelerator import Accelerator, Load
 
 _INDICES = re.compile(r"\s*-?\d+\s*(,\s*-?\d+\s*)*")
 
@@ -63,11 +65,40 @@ class Cuda(Accelerator):
             return -1
         return -1 if any(_is_partitioned(nvml, index) for index in range(found)) else found
 
+    def load(self, index: int) -> Load:
+        found = Load(index)
+        try:
+            import pynvml  # nvidia-ml-py
+        except ImportError:
+            return found
+        with suppress(pynvml.NVMLError, AttributeError):  # torch tells the UUID from 2.4 on
+            handle = _handle(str(self.module.get_device_properties(index).uuid))
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found = found._replace(used=memory.used, total=memory.total)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                    found = found._replace(own=process.usedGpuMemory)
+            # Last, because a part of a GPU (MIG) has none.
+            found = found._replace(busy=pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return found
+
     def synchronize(self) -> None:
         torch: Any = sys.modules["torch"]
         for index in range(torch.cuda.device_count()):
             if torch._C._cuda_hasPrimaryContext(index):  # to wait for another would make one
                 torch.cuda.synchronize(index)
+
+
+@functools.cache
+def _handle(uuid: str) -> Any:
+    """NVML's, by what is the same to CUDA: both may number the GPUs in another order."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    for kind in ("GPU", "MIG"):
+        with suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            return pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode())
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
 def _is_partitioned(nvml: ctypes.CDLL, index: int) -> bool:
@@ -111,3 +142,11 @@ class Rocm(Cuda):
         import torch
 
         return int(torch.cuda._raw_device_count_amdsmi())
+
+    def load(self, index: int) -> Load:
+        """By the package amdsmi, which torch asks."""
+        try:
+            busy, used = self.module.utilization(index), self.module.device_memory_used(index)
+        except Exception:  # it is not installed, or as different from version to version as its errors
+            return Load(index)
+        return Load(index, busy, used, self.module.get_device_properties(index).total_memory)

@@ -86,7 +86,8 @@ def _parser() -> Parser:
         default=[],
         help="environment variables of the ranks",
     )
-    add("--devices", metavar="0,2", type=argument_types.devices, help="the GPUs that the ranks may use, of those that the kernel sees (default: all)")
+    seen = "the GPUs that the ranks may use, of those that the kernel sees (default: all)"
+    add("--devices", metavar="0,2", type=argument_types.devices, help=seen)
     add(
         "--threads",
         metavar="N",

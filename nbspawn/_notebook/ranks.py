@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.display import display
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
@@ -292,8 +293,11 @@ def idle_table(pool: Pool, name: str = "") -> tuple[str, list[KeptRank]]:
     if pool.ended or not pool.how:
         return f"{head} · {f'ended: {pool.ended}' if pool.ended else 'not started yet'}", []
     ranks = [
-        KeptRank(rank, state, pid, *memory)
-        for rank, (state, pid, memory) in enumerate(zip(pool.states(), pool.pids(), pool.memory(), strict=True))
+        # Who is idle does not look at its device: how busy that is now, and how full, is not known.
+        KeptRank(rank, state, pid, memory, on_device, Load(load.number) if state == "idle" else load)
+        for rank, (state, pid, (memory, on_device, load)) in enumerate(
+            zip(pool.states(), pool.pids(), pool.memory(), strict=True)
+        )
     ]
     return f"{head} · {pool.how} · for {duration(time.monotonic() - pool.since)}", ranks
 

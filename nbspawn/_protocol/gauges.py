@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbspawn._accelerators import kinds
+from nbspawn._accelerators.accelerator import Accelerator, Load
 
-SLOT = struct.Struct("=ddqqqqq")
+SLOT = struct.Struct("=dd9qq")
 """A ``Reading``, and the rank's process id."""
 # The most, which gVisor does not tell, and the present one.
 _RESIDENT = re.compile(rb"(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
@@ -26,7 +27,8 @@ _RESIDENT = re.compile(rb"(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
 
 class Reading(NamedTuple):
     """``time`` of the last sign of life (CLOCK_MONOTONIC seconds, 0 before the first), processor seconds so far,
-    resident bytes, bytes on the device (-1: no device is used); of both also the most since the command began."""
+    resident bytes, bytes on the device (-1: no device is used); of both also the most since the command began; and what
+    is known of the device of which torch has most."""
 
     time: float
     cpu: float
@@ -34,6 +36,7 @@ class Reading(NamedTuple):
     peak_memory: int
     device_memory: int
     peak_device_memory: int
+    load: Load = Load()
 
 
 class Gauges:
@@ -44,6 +47,7 @@ class Gauges:
         self._offset = rank * SLOT.size
         self._device_peak = -1
         self._torch_peak_before = -1
+        self._load = Load()
 
     def begin(self) -> None:
         """A kept rank's next command begins, and its peaks with it; takes 40 microseconds. Where the system cannot
@@ -58,7 +62,15 @@ class Gauges:
     def write(self, now: float) -> None:
         """Write one reading; takes 30 microseconds."""
         reading = Reading(now, time.process_time(), *memory(), *self._device_memory())
-        SLOT.pack_into(self._map, self._offset, *reading, os.getpid())
+        SLOT.pack_into(self._map, self._offset, *reading[:-1], *self._load, os.getpid())
+
+    def look_at_the_device(self) -> None:
+        """For the next readings; takes some milliseconds."""
+        accelerator = kinds.in_use()
+        if accelerator is not None:
+            used = [one["current"] for one in _allocated(accelerator)]
+            number = used.index(max(used)) if any(used) else self._load.number
+            self._load = accelerator.load(number) if number >= 0 else Load()
 
     def _device_memory(self) -> tuple[int, int]:
         """Bytes on the device: now, and at most as far as is known."""
@@ -81,7 +93,7 @@ def mapped(path: Path) -> mmap.mmap:
 def read(fd: int, rank: int) -> Reading:
     """In the kernel: the rank's last reading in the file that is open as ``fd``."""
     *reading, _ = SLOT.unpack(os.pread(fd, SLOT.size, rank * SLOT.size))
-    return Reading(*reading)
+    return Reading._make((*reading[:6], Load._make(reading[6:])))
 
 
 def processes(slots: mmap.mmap) -> set[int]:
@@ -119,11 +131,16 @@ def _on_devices() -> tuple[int, int]:
     accelerator = kinds.in_use()
     if accelerator is None:
         return -1, -1
+    used = _allocated(accelerator)
+    return (sum(one["current"] for one in used), sum(one["peak"] for one in used)) if used else (-1, -1)
+
+
+def _allocated(accelerator: Accelerator) -> list[dict[str, int]]:
+    """What torch's allocator has of each device; empty where it does not tell."""
     module = accelerator.module
     # Of all devices: the current one is a setting of each thread, and the user's code has set it in another one.
     try:
         each = [module.memory_stats_as_nested_dict(device) for device in range(module.device_count())]
-        used = [stats["allocated_bytes"]["all"] for stats in each]
+        return [stats["allocated_bytes"]["all"] for stats in each]
     except Exception:  # an allocator of the user's keeps no statistics (torch.cuda.memory.CUDAPluggableAllocator)
-        return -1, -1
-    return sum(one["current"] for one in used), sum(one["peak"] for one in used)
+        return []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nbspawn._accelerators.accelerator import Load
+
 
 class Held(NamedTuple):
     """What can be reached from one variable, and from none before it. ``what`` describes it in some words: '8 tensors,
@@ -16,13 +18,14 @@ class Held(NamedTuple):
 
 class DeviceMemory(NamedTuple):
     """What torch's allocator has on one device: in use, at most in use so far, and kept for later use. ``summary`` is
-    torch's own."""
+    torch's own, ``load`` the driver's."""
 
     name: str
     allocated: int
     peak: int
     cached: int
     summary: str
+    load: Load = Load()
 
 
 class Memory(NamedTuple):

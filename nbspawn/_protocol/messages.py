@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.edits import Reload, Version
 from nbspawn._protocol.entries import Report
@@ -264,7 +265,7 @@ class Measured:
     """From the rank's gauges (_protocol/gauges.py), about once a second, and once more when it has ended the command:
     ``time`` is the rank's last sign of life, ``cpu`` the seconds of processor time that it has used, ``memory`` its
     resident bytes, ``device_memory`` the bytes that torch has allocated on its device (-1: it uses none). The peaks are
-    the most of these during the command."""
+    the most of these during the command. ``load`` is the device's."""
 
     rank: int
     time: float
@@ -273,6 +274,7 @@ class Measured:
     peak_memory: int
     device_memory: int
     peak_device_memory: int
+    load: Load = Load()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from nbspawn._rank.process import Interrupts
 class RankInfo:
     """Which rank this process is, its run, and its current command. ``rank`` counts on this machine, ``ordinal`` is the
     rank's number in the program: with one machine the same, except with torch_xla, which assigns its own on a TPU
-    (_accelerators/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records what the
-    rank imports, ``own`` the user's own modules; ``regrouped`` is the number of the last ``Regroup``, ``ungrouped`` the
-    exception if that failed.
+    (_accelerators/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records
+    what the rank imports, ``own`` the user's own modules; ``regrouped`` is the number of the last ``Regroup``,
+    ``ungrouped`` the exception if that failed.
 
     Features add their callbacks to the lists. ``on_begin`` is called when a further command begins, ``on_end`` when one
     has ended, ``on_look`` some times a second, in another thread, with the argument whether the rank seems to

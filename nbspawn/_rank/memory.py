@@ -166,14 +166,14 @@ def _devices() -> tuple[DeviceMemory, ...]:
     if accelerator is None:
         return ()
     module, found = accelerator.module, []
-    for index in range(min(module.device_count(), _DEVICES)):
-        allocated, reserved = module.memory_allocated(index), module.memory_reserved(index)
+    tell = getattr(module, "memory_summary", None)  # XPU has none
+    for number in range(min(module.device_count(), _DEVICES)):
+        allocated, reserved = module.memory_allocated(number), module.memory_reserved(number)
         if reserved:
-            summary = (
-                module.memory_summary(index, abbreviated=True)[:_SUMMARY] if hasattr(module, "memory_summary") else ""
-            )
-            peak = module.max_memory_allocated(index)
-            found.append(DeviceMemory(f"{accelerator.type}:{index}", allocated, peak, reserved - allocated, summary))
+            name, peak = f"{accelerator.type}:{number}", module.max_memory_allocated(number)
+            summary = tell(number, abbreviated=True)[:_SUMMARY] if tell else ""
+            load = accelerator.load(number)
+            found.append(DeviceMemory(name, allocated, peak, reserved - allocated, summary, load))
     return tuple(found)
 
 

@@ -170,6 +170,7 @@ class Sampler:
                 self._others.write_if_requested()
                 if now // _MEASURE > measured // _MEASURE:
                     measured = now
+                    self.gauges.look_at_the_device()
                     self.gauges.write(now)
                 used_before, used = used, time.clock_gettime(self._clock)
                 # A call with a Python frame is recognised; one into C is the same if its thread has not computed since.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 from nbspawn._render.text import (
+    GPU,
     LABEL_WIDTH,
     MARKS,
     MAX_ROWS,
@@ -51,6 +52,7 @@ _WIDTHS = {
     "memory": "4.5em",
     TREND: "3.7em",
     "device": "4.5em",
+    GPU: "10em",
 }
 # Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
 _SHORT = 20

@@ -6,26 +6,29 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._render.html import BOX, QUIET
-from nbspawn._render.text import size
+from nbspawn._render.text import load, size
 
 _COLUMNS = ("rank", "state", "pid", "memory", "device")
 _CELL = "border:0;padding:0 14px 0 0;white-space:nowrap"
 
 
 class KeptRank(NamedTuple):
-    """``memory`` and ``device_memory`` are bytes; -1: it uses no device."""
+    """``memory`` and ``device_memory`` are bytes (-1: it uses no device), ``load`` is that device's."""
 
     rank: int
     state: str
     pid: int
     memory: int
     device_memory: int
+    load: Load = Load()
 
     @property
     def cells(self) -> tuple[str, ...]:
         """Its row."""
-        device = "cpu" if self.device_memory < 0 else f"cuda, {size(self.device_memory)}"
+        used = [size(self.device_memory), load([self.load])]
+        device = "cpu" if self.device_memory < 0 else ", GPU ".join(filter(None, used))
         return str(self.rank), self.state, str(self.pid), size(self.memory), device
 
 

@@ -58,6 +58,8 @@ def rows(reports: Reports) -> list[Row]:
         _row("on GPU", reports, lambda one: sum(device.allocated for device in one.devices), "allocated by torch"),
         _row("cached", reports, lambda one: sum(device.cached for device in one.devices), "and free", "part"),
         _row("peak", reports, lambda one: sum(device.peak for device in one.devices), "allocated", "part"),
+        _row("in all", reports, lambda one: _known(one, "own"), "with the context, and what libraries have", "part"),
+        _row("whole GPU", reports, lambda one: _known(one, "used"), "by all processes" + _of_all(reports)),
         _row("tensors", reports, lambda one: one.tensors, "and arrays, in main memory"),
         _row("pinned", reports, lambda one: one.pinned, "by torch", "part"),
     ]
@@ -72,6 +74,16 @@ def rows(reports: Reports) -> list[Row]:
         _variable("(no variable)", reports, [one.elsewhere for one in reports.values()]),
     ]
     return [row for row in found if any(row.sizes)]
+
+
+def _known(report: Memory, what: str) -> int:
+    """Of all its devices, as far as the driver tells."""
+    return sum(max(getattr(device.load, what), 0) for device in report.devices)
+
+
+def _of_all(reports: Reports) -> str:
+    totals = {_known(report, "total") for report in reports.values()} - {0}
+    return f", of {_amount(max(totals))}" if len(totals) == 1 else ""
 
 
 def report(title: str, reports: Reports, nprocs: int) -> Report:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._render.lines import strip_ansi
 from nbspawn._state import history
 from nbspawn._state.run import FINAL, RankStatus, Run, State
@@ -48,8 +49,10 @@ _COLOURS: dict[State, str] = {
 }
 NODE_WIDTH = 16
 TREND = ""
+GPU = "GPU"
 """The heading of the memory's course, which stands right of the memory: none."""
 _TREND_FROM = 100  # columns: a narrower table has no room for it
+_BOTH_FROM = 140  # the same, beside GPUs
 _LEFT = frozenset({"node", "state", "at", TREND})  # columns: the others are aligned on the right
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LEAST_RANGE = 0.1  # of the most, that a sparkline shows: noise is not to look like a leak
@@ -110,6 +113,12 @@ class Row:
     def device_peak(self) -> str:
         """The same at most, in the whole run."""
         return size(max((rank.peak_device_memory for rank in self.ranks), default=0))
+
+    @property
+    def gpu(self) -> str:
+        """Which GPU a rank has, how busy that is, and how full: '1, 97 %, 3.1/80 GB'. Of several ranks, on
+        average, and of the fullest."""
+        return load([rank.load for rank in self.ranks])
 
     @property
     def label(self) -> str:
@@ -188,6 +197,9 @@ def table(snapshot: Snapshot, width: int = 100, color: bool = False, drawn: Sequ
     }
     if width < _TREND_FROM:
         columns.pop(TREND, None)
+        columns.pop(GPU, None)
+    elif GPU in columns and width < _BOTH_FROM:
+        columns.pop(TREND, None)
     widths = {name: max(len(name), *map(len, column)) for name, column in columns.items()}
     room = width - sum(widths.values()) - 2 * len(widths)
     order = list(columns)
@@ -234,6 +246,7 @@ def numbers(run: Run, drawn: Sequence[Row]) -> dict[str, list[str]]:
             "memory": [row.memory for row in drawn],
             TREND: [row.trend for row in drawn],
             "device": [row.device_memory for row in drawn],
+            GPU: [row.gpu for row in drawn],
         }
     return {name: column for name, column in columns.items() if any(column)}
 
@@ -256,6 +269,21 @@ def size(count: int) -> str:
     if count <= 0:
         return ""
     return f"{count / 1e9:.1f} GB" if count >= 0.9995e9 else f"{count / 1e6:.0f} MB"
+
+
+def load(devices: Iterable[Load]) -> str:
+    """'1, 97 %, 3.1/80 GB': the number of a device, or of several, how busy they are, and how full the fullest
+    is; '' of none."""
+    known = [one for one in devices if one.number >= 0]
+    if not known:
+        return ""
+    parts = [few_ranges(sorted({one.number for one in known}), LABEL_WIDTH)]
+    if busy := [one.busy for one in known if one.busy >= 0]:
+        parts.append(f"{sum(busy) / len(busy):.0f} %")
+    fullest = max(known, key=lambda one: one.used)
+    if fullest.used >= 0:
+        parts.append(f"{fullest.used / 1e9:.1f}/{fullest.total / 1e9:.0f} GB")
+    return ", ".join(parts)
 
 
 def sparkline(points: Sequence[int]) -> str:

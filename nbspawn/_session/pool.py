@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._engine import inherited
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.interrupt_flag import InterruptFlag
@@ -114,11 +115,11 @@ class Pool:
         """The process ids, by rank."""
         return self._started().engine.pids()
 
-    def memory(self) -> list[tuple[int, int]]:
-        """The bytes that each rank uses, in memory and on its device (-1: none), as last reported; 0 and -1 if it has
-        not reported yet."""
+    def memory(self) -> list[tuple[int, int, Load]]:
+        """The bytes that each rank uses, in memory and on its device (-1: none), and that device's load, as last
+        reported; 0 and -1 if it has not reported yet."""
         usage = self._started().engine.usage()
-        return [(reading.memory, reading.device_memory if reading.time else -1) for reading in usage]
+        return [(one.memory, one.device_memory if one.time else -1, one.load) for one in usage]
 
     def log_path(self, rank: int) -> str:
         """The log with the rank's whole output, or a copy of it if that is on another machine."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
@@ -82,9 +83,9 @@ class RankStatus:
     while nobody asked. ``position`` is where it was last seen, in the same call since ``called``; ``longest_wait`` the
     longest time (seconds) that it has spent in a collective that did end. ``alive`` is its last sign of life; ``cpu``
     the processors that it uses (1.0 is one), ``cpu_seconds`` so far; ``memory`` and ``device_memory`` are bytes (-1: no
-    device), with the peaks so far; None until there are two readings, or one. ``memory_history`` is the memory's course
-    over as many ``readings``. ``debug_port`` is where a debugger can attach to it. ``moments`` are those at which a
-    phase of the run was over for it.
+    device), with the peaks so far; None until there are two readings, or one; ``load`` is the device's.
+    ``memory_history`` is the memory's course over as many ``readings``. ``debug_port`` is where a debugger can attach
+    to it. ``moments`` are those at which a phase of the run was over for it.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class RankStatus:
     peak_memory: int | None = None
     device_memory: int = -1
     peak_device_memory: int = -1
+    load: Load = Load()
     memory_history: tuple[int, ...] = ()
     readings: int = 0
     debug_port: int | None = None
@@ -313,6 +315,7 @@ def _measured(rank: RankStatus, event: Measured) -> RankStatus:
         peak_memory=event.peak_memory,
         device_memory=event.device_memory,
         peak_device_memory=event.peak_device_memory,
+        load=event.load,
         memory_history=extended(rank.memory_history, rank.readings, event.memory),
         readings=rank.readings + 1,
     )

@@ -51,6 +51,26 @@ def assert_alive(kernel: Kernel) -> None:
     assert ok(kernel.execute("%%ranks\nstep")).result == "[0] 10\n[1] 11"
 
 
+# ---------------------------------------------------------------- what ranks use
+
+
+def test_which_gpu_a_rank_has_and_how_busy_and_full_it_is(kernel: Kernel) -> None:
+    cell = """%%spawn 2
+import torch
+held = torch.zeros((1 + rank) << 30, dtype=torch.uint8, device=device)
+torch.cuda._sleep(600 * 10**9)
+torch.cuda.synchronize()"""
+    running = kernel.submit(cell)
+    running.see(lambda: re.search(r"0, 100 %, 1.3/17 GB(.*\n)+.*1, 100 %, 2.4/17 GB", rows(running)), "their loads")
+    kernel.interrupt()
+    running.wait()
+    ok(kernel.execute("%%spawn 2 --keep\nimport torch\nheld = torch.zeros(1 << 30, dtype=torch.uint8, device=device)"))
+    assert re.search(r"1.1 GB, GPU 0\n.*1.1 GB, GPU 1", ok(kernel.execute("%ranks")).text())
+    report = ok(kernel.execute("%ranks memory")).outputs[0]["data"]["text/plain"]
+    assert re.search(r"in all +1.3 GB +1.3 GB\nwhole GPU +1.3 GB +1.3 GB\n", report), report
+    ok(kernel.execute("%ranks stop"))
+
+
 # ---------------------------------------------------------------- waits are told
 
 

@@ -417,7 +417,7 @@ def total():
 
 def test_kept_ranks_keep_their_cuda_tensors(kept: Kernel) -> None:
     message = ok(kept.execute("%ranks")).text()
-    assert message.count("cuda, 200 MB") == 2, message
+    assert message.count("200 MB, GPU 0") == 2, message
     assert run(kept, "%%ranks\nstr(held.device), total()").result == "[0-1] ('cuda:0', [3.0, 3.0])"
     run(kept, "%%ranks 1\nheld += 1")
     assert run(kept, "%%ranks\nheld[-1].item(), total()").result == "[0] (1.0, [4.0, 4.0])\n[1] (3.0, [4.0, 4.0])"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from nbspawn._rank import device, flight_recorder
+from nbspawn._accelerators import kinds
+from nbspawn._rank import flight_recorder
 from nbspawn._rank.device_wait import DeviceWait
 
 PENDING = {"0": (3, 2)}
@@ -51,7 +52,7 @@ def unended(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     """What the recorder tells; of a device that is in use."""
     pytest.importorskip("torch")
     told = dict(PENDING)
-    monkeypatch.setattr(device, "in_use", lambda: True)
+    monkeypatch.setattr(kinds, "in_use", lambda: kinds.CPU)
     monkeypatch.setattr(flight_recorder, "unended", lambda device: dict(told))
     return told
 
@@ -88,7 +89,7 @@ def test_it_moves(unended: dict[str, tuple[int, int]]) -> None:
 
 
 def test_no_device_is_in_use(unended: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "in_use", lambda: False)
+    monkeypatch.setattr(kinds, "in_use", lambda: None)
     assert Thread(at(stands_at_one_line)).after(60) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
 from nbspawn._render import memory
 
@@ -119,6 +120,9 @@ def test_devices() -> None:
         ["peak", "500", "MB"],
         ["tensors", "40", "MB"],
     ]
+    whole = device._replace(load=Load(0, 90, 5_000 * MB, 16_000 * MB, 900 * MB))
+    named = [line.split() for line in text({0: report(900, MODEL, devices=(whole,))}).splitlines()]
+    assert ["in", "all", "900", "MB"] in named and ["whole", "GPU", "5.0", "GB"] in named
     assert drawn.count("|==== summary") == 1 and "torch's allocator, rank 0, cuda:0" in drawn
     assert html(gpu).count("|==== summary &lt;b&gt;") == 8
 

@@ -6,6 +6,7 @@ import pytest
 from fake_engine import FakeEngine
 
 import nbspawn
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.gauges import Reading
@@ -52,4 +53,4 @@ def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
 def test_a_rank_that_has_not_reported_yet_uses_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(2)
     monkeypatch.setattr(engine, "usage", lambda: [Reading(0.0, 0.0, 0, 0, 0, 0), Reading(1.0, 0.1, 5, 6, 7, 8)])
-    assert pool_of(engine).memory() == [(0, -1), (5, 7)]
+    assert pool_of(engine).memory() == [(0, -1, Load()), (5, 7, Load())]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Event,
@@ -235,6 +236,27 @@ def test_where_ranks_are_and_what_they_use() -> None:
         "   3  ✓ done                                                                      1",
     ]
     assert "2  dist.all_reduce(x)" in Cells(html.table(Snapshot(run, 106.5))).cells
+
+
+GPUS = (
+    Measured(0, 103.0, 0.5, 412_300_000, 500_000_000, 1_300_000_000, 0, Load(1, 97, 3_120_000_000, 80_000_000_000)),
+    Measured(1, 103.0, 0.5, 412_300_000, 500_000_000, 0, 0, Load(0)),  # without the driver's package
+)
+
+
+def test_which_gpus_ranks_have_and_how_busy_and_full_these_are() -> None:
+    run = run_of(3, *GPUS)
+    assert text.table(Snapshot(run, 104.0), width=110).splitlines()[1:] == [
+        "rank  state      at  memory  device                 GPU  last line, result or error",
+        "   0  ● running      412 MB  1.3 GB  1, 97 %, 3.1/80 GB",
+        "   1  ● running      412 MB                           0",
+        "   2  ● running",
+    ]
+    assert "GPU" not in text.table(Snapshot(run, 104.0), width=80), "a narrow terminal has no room"
+    assert "1, 97 %, 3.1/80 GB" in Cells(html.table(Snapshot(run, 104.0))).cells
+    shared = text.load([Load(0, 40, 10**9, 80 * 10**9), Load(1, 60, 2 * 10**9, 80 * 10**9), Load()])
+    assert shared == "0-1, 50 %, 2.0/80 GB"
+    assert "GPU" not in text.table(Snapshot(run_of(2, *WORKING[:1]), 104.0))
 
 
 def measured(rank: int, *memory: int, device_peak: int = -1) -> list[Measured]:
