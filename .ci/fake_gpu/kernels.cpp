@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -245,7 +246,10 @@ std::optional<Stack> queue(const Call& call, void* stream) {
   });
   try {
     call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &results);
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    // Some of these kernels are in Python, which raises an interrupt there: it would be lost, and Stop with it.
+    if (std::string_view(error.what()).starts_with("KeyboardInterrupt"))
+      throw;
     return std::nullopt;
   }
   for (const auto& [tensor, shape] : shapes)

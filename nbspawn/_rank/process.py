@@ -147,7 +147,7 @@ class Interrupts:
         """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one. A
         library may have put its own handler in the place of this one (Lightning, which ignores a second Stop)."""
         signal.signal(signal.SIGINT, self)
-        self._seen, self._pending = announced, False
+        self._seen, self._pending, self._unhandled_since = announced, False, math.inf
         self(signal.SIGINT, None)
 
     def unhandled(self, seconds: float) -> bool:

@@ -44,6 +44,7 @@ def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
             if waits and not any(abort.is_alive() for abort in aborts):  # which has connections, too
                 _shut_down(_sockets() - inherited, _rank_test(slots, elsewhere))
 
+        info.on_begin.append(aborts.clear)  # a look at the handled interrupt may not come before the next one
         info.on_look.append(look)
     yield
 

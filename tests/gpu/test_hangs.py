@@ -106,6 +106,34 @@ def test_stop(kept: Kernel) -> None:
     assert_alive(kept)
 
 
+def test_stop_again_at_once(kept: Kernel) -> None:
+    """Nothing looks at the rank between two of them: each Stop is another one."""
+    hung = HUNG.partition("\n")[2]
+    for _ in range(4):
+        cell = kept.submit(f"%%ranks\n{hung}").until("ready")
+        kept.interrupt()
+        assert cell.wait().ename == "KeyboardInterrupt"
+    assert_alive(kept)
+
+
+def test_stop_in_a_loop(kept: Kernel) -> None:
+    """Wherever it comes: in Python, while a kernel is queued, in a rank that waits for one which has left the loop."""
+    loop = """%%ranks
+numbers = torch.ones(4, device=device)
+for done in itertools.count():
+    if done == 20:
+        print("ready")
+    dist.all_reduce(numbers)
+    numbers.div_(2)
+    numbers.sum().item()"""
+    ok(kept.execute("%%ranks\nimport itertools"))
+    for _ in range(10):
+        cell = kept.submit(loop).until("ready")
+        kept.interrupt()
+        assert cell.wait().ename == "KeyboardInterrupt"
+        assert_alive(kept)
+
+
 def test_an_error_of_a_peer(kept: Kernel) -> None:
     """Rank 0 has called, and is at its end: as if all were well."""
     cell = "%%ranks\nif rank == 1:\n    raise ValueError('before its call')\n"
