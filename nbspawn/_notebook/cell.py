@@ -7,7 +7,7 @@ import linecache
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from IPython.core.alias import default_aliases
@@ -85,11 +85,14 @@ def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
         )
 
 
-def explain(shell: Any, error: BaseException, kept: bool, regrouped: bool) -> None:
+def explain(
+    shell: Any, error: BaseException, kept: bool, regrouped: bool, on_memory: Callable[[list[str]], Iterable[str]]
+) -> None:
     """Add to the error of a run what the user can do. ``kept``: of kept ranks; ``regrouped``: their process group was
-    created again after the error of an earlier command."""
+    created again after the error of an earlier command; ``on_memory`` gives advice on errors for want of memory."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
         error.lines += tuple(_advice(shell, error, kept))
+        error.lines += tuple(on_memory([error.summary, *(other.summary for other in error.others)]))
         if regrouped and any(map(_OLD_GROUP.search, error.lines)):
             error.lines += (_MAKE_AGAIN,)
         error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary

@@ -93,16 +93,17 @@ class SpawnMagics(Magics):
 
     def _run(self, pool: Pool, job: CellJob, given: Any, asked: Sequence[int] | None = None) -> Any:
         from nbspawn._notebook import cell as cells
-        from nbspawn._notebook import front_end
+        from nbspawn._notebook import front_end, gpu_memory
         from nbspawn.errors import RankExitedError, RankRaisedError
 
         shell = self.shell
+        on_memory = partial(gpu_memory.advice, shell.user_ns, pool, self.sessions)
         options = arguments.command_options(
             given,
             shell.call_pdb,
             None if given.background else front_end.view(shell, given),
             _AUTO if getattr(given, "auto", False) else "",
-            partial(cells.explain, shell, kept=asked is not None, regrouped=pool.regrouped),
+            partial(cells.explain, shell, kept=asked is not None, regrouped=pool.regrouped, on_memory=on_memory),
         )
         if given.background:
             view = front_end.background_view(shell, given)

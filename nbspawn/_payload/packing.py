@@ -46,7 +46,7 @@ class Packed:
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
         self.fds = shared_memory.empty_files(sum(self.sizes))
         self.spawn_arguments = tuple(pickler.spawn_arguments)
-        self._to_write: list[memoryview] | None = [head, *pickler.buffers]
+        self._to_write: list[shared_memory.Large] | None = [head, *pickler.buffers]
 
     def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
         """Write it, or ``give_up`` in the middle; then, as after an error, ranks that wait must be ended. Raises
@@ -153,7 +153,7 @@ def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, me
 
 class Value:
     """A rank's result: the object by value, or the reason why it had to stay. In the rank the buffers of ``result``,
-    which is sent, are the object's own memory. The kernel unpickles it when it is needed."""
+    which is sent, are the object's own memory, also a GPU's. The kernel unpickles it when it is needed."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
@@ -180,7 +180,7 @@ class Value:
             raise UnpicklableError("the result", "the result", f"{result.reason}. It reads: {result.repr}")
         if not self._loaded:
             try:
-                self._loaded.append(loads(result.data, result.buffers))  # type: ignore[arg-type]
+                self._loaded.append(loads(result.data, _on_host(result)))  # type: ignore[arg-type]
             except Exception as error:
                 raise UnpicklableError("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
             self.result = Result(repr=result.repr)
@@ -193,7 +193,12 @@ class Value:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[object, ...]]:
         result = Value.of(self._loaded[0]).result if self._loaded else self.result  # its memory is the object's now
         how: type = pickle.PickleBuffer if protocol >= 5 else bytearray
-        return _value, (how(result.data), tuple(map(how, result.buffers)), result.repr, result.reason)
+        return _value, (how(result.data), tuple(map(how, _on_host(result))), result.repr, result.reason)
+
+
+def _on_host(result: Result) -> list[Any]:
+    """Its buffers, in a process that reads them itself."""
+    return [buffer[:] if isinstance(buffer, shared_memory.DeviceBuffer) else buffer for buffer in result.buffers]
 
 
 def _value(*fields: Any) -> Value:

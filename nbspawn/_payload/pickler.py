@@ -6,7 +6,8 @@ This is cloudpickle with these differences:
   into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
 - CUDA, XLA and TPU tensors travel as copies in CPU memory. In a rank they are on the device of that rank, whichever
   they were on in the kernel; in the kernel they stay on the CPU, for a kernel that has initialised CUDA or XLA can fork
-  no rank, and one that has initialised a TPU holds it.
+  no rank, and one that has initialised a TPU holds it. Those of CUDA are copied when the buffers are written, piece by
+  piece: a large model has room in the host's memory once, but often not twice.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
   user moved to shared memory) becomes one of the *spawn arguments*, and the stream holds its index.
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
@@ -21,17 +22,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import io
+import mmap
 import os
 import pickle
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from multiprocessing import context, reduction
 from typing import Any
 
 from nbspawn._payload import accelerate_state, classes, cloudpickle_adapter
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
+from nbspawn._protocol import shared_memory
 from nbspawn._protocol.garbage import uncollected
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
@@ -46,11 +50,11 @@ class Pickler:
     """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
 
     After ``dump``, ``buffers`` and ``spawn_arguments`` belong to the stream. The buffers are views of the object's
-    memory, which they keep. ``descriptors`` is how many go with the spawn arguments.
+    memory, or stand for it on a GPU, and keep it. ``descriptors`` is how many go with the spawn arguments.
     """
 
     def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
-        self.buffers: list[memoryview] = []
+        self.buffers: list[shared_memory.Large] = []
         self.spawn_arguments: list[object] = []
         self._namespace = namespace
         self._returning = returning
@@ -74,7 +78,7 @@ class Pickler:
             del self._by_default  # the cycle would keep what was pickled alive until the next garbage collection
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
+        raw = shared_memory.raw(buffer)
         if raw.nbytes < OUT_OF_BAND:
             return True
         self.buffers.append(raw)
@@ -130,13 +134,11 @@ class Pickler:
             return _itself, (first,)
         device = storage.device.type
         if device == "cpu" and (self._returning or not storage.is_shared()):
-            memory: Any = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
-            memory.owner = storage  # which may be a copy that nothing else keeps
-            return _load_storage, (pickle.PickleBuffer(memory),)
-        if self._returning:
-            return _itself, (storage.cpu(),)
-        if device == "cuda":
-            return _on_own_device, (storage.cpu(),)
+            return _load_storage, (_memory(storage),)
+        if self._returning or device == "cuda":
+            late = device == "cuda" and storage.nbytes() >= OUT_OF_BAND
+            memory = _memory_of_device(storage) if late else _memory(storage.cpu())
+            return _load_storage if self._returning else _load_on_own_device, (memory,)
         if device != "cpu":
             return NotImplemented
         # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
@@ -164,7 +166,7 @@ def _digest(obj: object) -> str:
     pickler = Pickler(None, returning=True)
     pickler.dump(obj, _Sink(digest.update))
     for buffer in pickler.buffers:
-        digest.update(buffer)
+        digest.update(buffer[:])
     return digest.hexdigest()
 
 
@@ -183,6 +185,25 @@ def _worth_returning(tensor: Any, torch: Any) -> Any:
         if tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size() + OUT_OF_BAND:
             return tensor.clone()
     return tensor
+
+
+def _memory(storage: Any) -> pickle.PickleBuffer:
+    memory: Any = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+    memory.owner = storage  # which may be a copy that nothing else keeps
+    return pickle.PickleBuffer(memory)
+
+
+def _memory_of_device(storage: Any) -> pickle.PickleBuffer:
+    # Other threads will read it, and would wait for their own stream: this waits for what this thread's computes.
+    storage[:1].cpu()
+    return pickle.PickleBuffer(shared_memory.DeviceBuffer(storage.nbytes(), partial(_copied, storage)))
+
+
+def _copied(storage: Any, start: int, end: int) -> memoryview:
+    torch = sys.modules["torch"]
+    copy = mmap.mmap(-1, end - start, mmap.MAP_PRIVATE)  # malloc keeps much of what it has freed, of each thread
+    torch.frombuffer(copy, dtype=torch.uint8).untyped_storage().copy_(storage[start:end])
+    return memoryview(copy)
 
 
 def _method(method: types.MethodType) -> Any:
@@ -298,10 +319,11 @@ def _load_storage(buffer: bytearray | memoryview) -> Any:
     return bytes_.untyped_storage()
 
 
-def _on_own_device(storage: Any) -> Any:
+def _load_on_own_device(buffer: bytearray | memoryview) -> Any:
     """In the rank. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is the CPU."""
     import torch
 
+    storage = _load_storage(buffer)
     if not torch.cuda.is_available():
         return storage
     return storage.cuda(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())

@@ -22,8 +22,34 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector that torch's kernel
 _STRIPE = 1 << 26  # bytes: smaller data are written by one thread
 _MOST = 8  # stripes: more do not help, the memory's bandwidth is used up
 _MAP_FIXED = 0x10  # on Linux and macOS
-_PIECE = 1 << 28  # bytes per write: 0.1 s
+_PIECE = 1 << 24  # bytes per write; of a device's memory, so much at a time is on the host
 _CHUNK = 1 << 20  # bytes per read of what comes from elsewhere
+
+
+class DeviceBuffer(bytearray):
+    """Stands for ``nbytes`` bytes in a device's memory. A slice of it is a copy on the host, which ``read`` makes.
+
+    Were all copied before they are written, they would take the host's memory twice. It is an empty bytearray, because
+    a PickleBuffer takes no class of Python's own before 3.12.
+    """
+
+    def __init__(self, nbytes: int, read: Callable[[int, int], memoryview]) -> None:
+        super().__init__()
+        self.nbytes = nbytes
+        self._read = read
+
+    def __getitem__(self, part: slice) -> memoryview:  # type: ignore[override]
+        start, stop, _ = part.indices(self.nbytes)
+        return self._read(start, stop)
+
+
+Large = memoryview | DeviceBuffer
+
+
+def raw(buffer: pickle.PickleBuffer) -> Large:
+    """The bytes of a buffer that is being pickled."""
+    view = buffer.raw()
+    return view.obj if isinstance(view.obj, DeviceBuffer) else view
 
 
 def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
@@ -36,7 +62,7 @@ def places(sizes: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def write(buffers: Sequence[memoryview]) -> int:
+def write(buffers: Sequence[Large]) -> int:
     """The descriptor of a file (a memfd where available) that contains these buffers. Raises OSError."""
     fds = empty_files(0)
     try:
@@ -61,18 +87,16 @@ def empty_files(size: int) -> tuple[int, ...]:
     return tuple(fds)
 
 
-def fill(fds: Sequence[int], buffers: Sequence[memoryview], give_up: Callable[[], object] = lambda: False) -> None:
+def fill(fds: Sequence[int], buffers: Sequence[Large], give_up: Callable[[], object] = lambda: False) -> None:
     """Write these buffers. Raises OSError."""
     where = places(buffer.nbytes for buffer in buffers)
 
     def fill_one(stripe: tuple[int, int, int]) -> None:
         fd, first, size = stripe
         for (start, _), buffer in zip(where, buffers, strict=True):
-            rest = buffer.cast("B")[max(0, first - start) : max(0, first + size - start)]
-            position = max(0, start - first)
-            while rest.nbytes and not give_up():
-                written = os.pwrite(fd, rest[:_PIECE], position)
-                rest, position = rest[written:], position + written
+            at, end = max(0, first - start), min(buffer.nbytes, first + size - start)
+            while at < end and not give_up():
+                at += os.pwrite(fd, buffer[at : min(at + _PIECE, end)], start + at - first)
         fcntl.lockf(fd, fcntl.LOCK_UN)
 
     if len(fds) == 1:

@@ -33,7 +33,7 @@ def encode_event(event: RankEvent, command_number: int, attached: list[int] | No
     (_protocol/shared_memory.py) whose descriptor is appended to it, and has to be sent with the frame. A value for
     which there can be no file is lost, and says why. Raises NotPlainError.
     """
-    large: list[memoryview] = []
+    large: list[shared_memory.Large] = []
     most = None if attached is None else _ATTACHED
     body = pickled(RankEvent, event, most, large)
     if attached is not None and large:
@@ -47,14 +47,16 @@ def encode_event(event: RankEvent, command_number: int, attached: list[int] | No
     return _frame(body, [buffer.nbytes for buffer in large], command_number)
 
 
-def pickled(declared: Any, value: object, most: int | None = None, large: list[memoryview] | None = None) -> bytes:
-    """The pickled parts of a value of this type (plain.py). Buffers of ``most`` bytes or more are appended to ``large``
-    instead. Raises NotPlainError."""
+def pickled(declared: Any, value: object, most: int | None = None, large: list[Any] | None = None) -> bytes:
+    """The pickled parts of a value of this type (plain.py). Buffers of ``most`` bytes or more, and those of a device,
+    are appended to ``large`` instead. Raises NotPlainError."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if large is None or most is None or raw.nbytes < most:
+        raw = shared_memory.raw(buffer)
+        on_host = isinstance(raw, memoryview)
+        if on_host and (large is None or most is None or raw.nbytes < most):
             return True
+        assert large is not None
         large.append(raw)
         return False
 

@@ -41,8 +41,7 @@ def report() -> Memory:
 def of(variables: dict[str, Any]) -> Memory:
     """Of this process, whose variables are these. May run beside the user's code, in another thread."""
     with uncollected():  # which would look at all that is held meanwhile, and may end what holds the largest
-        walk = Walk([variables, *map(attributes, list(sys.modules.values()))], _sent())
-        walk.follow(_roots(variables))
+        walk = walked(variables)
         unreached, largest = walk.unreached()
         holder = "" if largest is None else naming.holder(largest)
     holdings = sorted((one for one in walk.holdings.values() if one.size), key=lambda one: -one.size)
@@ -62,15 +61,22 @@ def of(variables: dict[str, Any]) -> Memory:
     )
 
 
+def walked(variables: dict[str, Any]) -> Walk:
+    """What these variables of this process lead to, and those of functions that run."""
+    walk = Walk([variables, *map(attributes, list(sys.modules.values()))], _sent())
+    walk.follow(_roots(variables))
+    return walk
+
+
 def _roots(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Variables in the order in which they were bound; IPython's (_, _oh) last, because they only repeat others."""
+    """Variables in the order in which they were bound; IPython's (_, Out) last, because they only repeat others."""
     found = [(str.__str__(name), value) for name, value in list(dict.items(variables))]
-    yield from ((name, value) for name, value in found if not name.startswith("_"))
+    yield from ((name, value) for name, value in found if not name.startswith("_") and name != "Out")
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # a frame that refers to itself would keep alive all that is found
     for frame in frames.values():
         yield from _local_variables(frame)
-    yield from ((name, value) for name, value in found if name.startswith("_"))
+    yield from ((name, value) for name, value in found if name.startswith("_") or name == "Out")
 
 
 @functools.cache

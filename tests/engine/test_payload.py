@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 from kernels import Kernel, ok
 
+from nbspawn._payload import pickler
 from nbspawn._payload.packing import Packed, UnpicklableError, Value, load, pack, pack_variables, track_classes
 from nbspawn._protocol import shared_memory
-from nbspawn._protocol.messages import Result
+from nbspawn._protocol.messages import Result, Returned
+from nbspawn._protocol.wire import Decoder, encode_event, load_event
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -201,8 +203,10 @@ class OnCuda(torch.UntypedStorage):
 
 
 def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = OnCuda(200_000).fill_(7)
-    with pack({"a": storage, "b": storage}) as packed:
+    storage = OnCuda(200_000)
+    packed = pack({"a": storage, "b": storage})
+    storage.fill_(7)  # it is copied when it is written: a copy that waits would be a second one
+    with packed:
         assert packed.spawn_arguments == () and packed.sizes[1:] == (200_000,), "as bytes, once"
         here = load(packed.fds, packed.sizes)["a"]
         assert here.device.type == "cpu" and here.tolist()[:3] == [7, 7, 7], "where CUDA does not work"
@@ -215,6 +219,49 @@ def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: p
     assert asked == [1] and there["a"] is there["b"]
     back = Value.of(storage).get()
     assert back.device.type == "cpu" and back.tolist()[-1] == 7
+
+
+def test_cuda_memory_is_copied_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the ranks, and back: also where the pieces are those of several files."""
+    storage = torch.arange(200_000, dtype=torch.int32).untyped_storage()
+    sent = OnCuda(storage.nbytes()).copy_(storage)
+    copied: list[tuple[int, int]] = []
+    copy = pickler._copied
+    monkeypatch.setattr(pickler, "_copied", lambda *part: copied.append(part[1:]) or copy(*part))
+    monkeypatch.setattr(shared_memory, "_PIECE", 70_000)
+    monkeypatch.setattr(shared_memory, "_STRIPE", 300_000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+    def pieces() -> tuple[int, int]:
+        found = [end - start for start, end in copied]
+        copied.clear()
+        return sum(found), max(found)
+
+    packed = pack([b"before", sent])
+    assert copied == []
+    with packed:
+        assert len(packed.fds) == 2 and pieces() == (800_000, 70_000)
+        assert load(packed.fds, packed.sizes)[1].tolist() == storage.tolist()
+
+    event = Returned(0, 0.0, Value.of([torch.ones(100_000), sent, sent]).result, 0)
+    attached: list[int] = []
+    assert copied == []
+    frame = encode_event(event, 1, attached)
+    assert pieces() == (800_000, 70_000)
+    decoder = Decoder(load_event)
+    decoder.attached.extend(attached)
+    ((_, arrived),) = decoder.feed(frame)
+    ones, back, again = Value(arrived.value).get()
+    assert ones.sum() == 100_000 and back.tolist() == storage.tolist() and again is back
+
+
+def test_a_class_and_a_result_that_is_pickled_again_have_cuda_memory_too() -> None:
+    storage = OnCuda(300_000).fill_(7)
+    space = notebook("class C:\n    pass", storage=storage)
+    space["C"].held = storage
+    assert Value.of(space["C"]).get().held.tolist()[-1] == 7
+    for protocol in (4, 5):
+        assert pickle.loads(pickle.dumps(Value.of(storage), protocol)).get().tolist()[-1] == 7
 
 
 def test_tensors_in_shared_memory_stay_shared() -> None:
