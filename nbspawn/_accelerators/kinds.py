@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from nbspawn._accelerators.accelerator import Accelerator
 from nbspawn._accelerators.cpu import Cpu
@@ -11,9 +13,13 @@ from nbspawn._accelerators.tpu import Tpu
 from nbspawn._accelerators.xla import Xla
 from nbspawn._accelerators.xpu import Xpu
 
+if TYPE_CHECKING:
+    import torch
+
 CPU, XLA, TPU = Cpu(), Xla(), Tpu()
 GPUS: tuple[Accelerator, ...] = (Cuda(), Rocm(), Xpu())
 """A torch is built for one of them, or none."""
+GPU_TYPES = {one.type for one in GPUS}
 ASKED_FOR = {one.type: one for one in (CPU, XLA, TPU)}
 """What the user has to ask for, by its word or its backend."""
 BACKENDS = {name: one for one in reversed((*GPUS, XLA, TPU)) for name in one.backends}
@@ -32,12 +38,26 @@ def own() -> Accelerator:
     return next((one for one in GPUS if one.is_built()), CPU)
 
 
+def own_gpu() -> torch.device:
+    """In a rank: its GPU, for what was on one in the kernel; the CPU where there is none, or ranks are to use none."""
+    return (CPU if _ranks_are_for == CPU.type else own()).device(int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def ranks_are_for(name: str) -> None:
+    """In a rank, at its start: what it was started for, as in ``named``."""
+    global _ranks_are_for
+    _ranks_are_for = name
+
+
+_ranks_are_for = ""
+
+
 def unserved() -> str:
     """torch's name of an accelerator of its that nbspawn does not serve; '' for none."""
     import torch
 
     current = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None  # since 2.6
-    return "" if current is None or current.type in {one.type for one in (*GPUS, XLA, TPU)} else current.type
+    return "" if current is None or current.type in (*GPU_TYPES, *ASKED_FOR) else current.type
 
 
 def initialised() -> list[str]:

@@ -31,12 +31,12 @@ def advice(variables: dict[str, Any], pool: Pool, sessions: Mapping[str, Pool], 
         return
     # The user's own allocator keeps no statistics, and a session may be ending: the error must be shown all the same.
     with suppress(Exception), uncollected():
-        same_numbers = options.devices is None and "CUDA_VISIBLE_DEVICES" not in options.env
+        same_numbers = "CUDA_VISIBLE_DEVICES" not in options.env
         if same_numbers and torch.cuda.is_initialized():
             found = memory.walked(variables).holdings.values()
             yield from (_of_kernel(gpu, found, variables, torch) for gpu in gpus if torch.cuda.memory_reserved(gpu))
         for name, other in list(sessions.items()):
-            held = sum(max(0, device) for _, device in other.memory()) if other.alive and other is not pool else 0
+            held = sum(max(0, device) for _, device, _ in other.memory()) if other.alive and other is not pool else 0
             if held and other.options.on is None:
                 at = f" @{name}" if name else ""
                 yield f"Other ranks{at} hold {size(held)} of GPU memory: `%ranks stop{at}` ends them."

@@ -23,7 +23,6 @@ import ctypes
 import hashlib
 import io
 import mmap
-import os
 import pickle
 import sys
 import threading
@@ -33,6 +32,7 @@ from functools import partial
 from multiprocessing import context, reduction
 from typing import Any
 
+from nbspawn._accelerators import kinds
 from nbspawn._payload import accelerate_state, classes, cloudpickle_adapter
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
 from nbspawn._protocol import shared_memory
@@ -108,6 +108,8 @@ class Pickler:
             return None
         if issubclass(kind, torch.Tensor):
             return self._tensor
+        if kind is torch.device:
+            return None if self._returning else _device
         if issubclass(kind, torch.storage.TypedStorage):
             return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
         return self._storage if issubclass(kind, torch.UntypedStorage) else None
@@ -135,8 +137,8 @@ class Pickler:
         device = storage.device.type
         if device == "cpu" and (self._returning or not storage.is_shared()):
             return _load_storage, (_memory(storage),)
-        if self._returning or device == "cuda":
-            late = device == "cuda" and storage.nbytes() >= OUT_OF_BAND
+        if self._returning or device in kinds.GPU_TYPES:
+            late = device in kinds.GPU_TYPES and storage.nbytes() >= OUT_OF_BAND
             memory = _memory_of_device(storage) if late else _memory(storage.cpu())
             return _load_storage if self._returning else _load_on_own_device, (memory,)
         if device != "cpu":
@@ -319,14 +321,14 @@ def _load_storage(buffer: bytearray | memoryview) -> Any:
     return bytes_.untyped_storage()
 
 
+def _device(device: Any) -> Any:
+    """``cuda:0`` is the notebook's GPU, as its tensors are on that: with all ranks on one GPU, NCCL would hang."""
+    return (kinds.own_gpu, ()) if device.type in kinds.GPU_TYPES and device.index is not None else NotImplemented
+
+
 def _load_on_own_device(buffer: bytearray | memoryview) -> Any:
     """In the rank. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is the CPU."""
-    import torch
-
-    storage = _load_storage(buffer)
-    if not torch.cuda.is_available():
-        return storage
-    return storage.cuda(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return _load_storage(buffer).to(device=kinds.own_gpu())
 
 
 def _typed_storage(storage: Any, dtype: Any) -> Any:

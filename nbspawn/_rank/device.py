@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from nbspawn._accelerators import kinds
+from nbspawn._accelerators.accelerator import Accelerator
 from nbspawn._rank import native
 from nbspawn._rank.after_import import after_import
 from nbspawn._rank.channel import Channel
@@ -27,21 +27,23 @@ _LATE = (
 @contextmanager
 def ready(info: RankInfo, channel: Channel) -> Iterator[None]:
     """Initialise what the ranks were started for. What torch is built for is left to the user's code."""
-    if info.launch.accelerator:
-        _initialise(info)
+    name = info.launch.accelerator
+    kinds.ranks_are_for(name)
+    if name in ("", kinds.CPU.type):
+        after_import("torch", lambda: _initialise(kinds.own(), info))
     else:
-        after_import("torch", partial(_initialise, info))
+        _initialise(kinds.named(name), info)
     yield
 
 
-def _initialise(info: RankInfo) -> None:
-    number = kinds.named(info.launch.accelerator).initialise(info.rank, info.launch.world_size)
-    if number is None:
+def _initialise(accelerator: Accelerator, info: RankInfo) -> None:
+    ordinal = accelerator.initialise(info.rank, info.launch.world_size)
+    if ordinal is None:
         return
-    info.ordinal = number
-    os.environ["RANK"] = os.environ["ROLE_RANK"] = str(number)
-    if number != info.rank:
-        print(f"torch_xla's ordinal, and with it `rank`, is {number} here; {info.rank} is the local rank.")
+    info.ordinal = ordinal
+    os.environ["RANK"] = os.environ["ROLE_RANK"] = str(ordinal)
+    if ordinal != info.rank:
+        print(f"torch_xla's ordinal, and with it `rank`, is {ordinal} here; {info.rank} is the local rank.")
 
 
 def choose(info: RankInfo) -> torch.device:

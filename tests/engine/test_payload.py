@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from kernels import Kernel, ok
 
+from nbspawn._accelerators import kinds
 from nbspawn._payload import pickler
 from nbspawn._payload.packing import Packed, UnpicklableError, Value, load, pack, pack_variables, track_classes
 from nbspawn._protocol import shared_memory
@@ -202,6 +203,28 @@ class OnCuda(torch.UntypedStorage):
     device = torch.device("cuda:3")
 
 
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this process be the fourth rank of a machine with two GPUs."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+
+
+def test_a_numbered_gpu_is_the_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the tensors are that are on it; with all ranks on one GPU, NCCL hangs."""
+    names = ["cuda:0", "cuda:3", "cuda", "cpu", "meta"]
+    devices = {name: torch.device(name) for name in names}
+    with pack(devices) as packed:
+        gpus(monkeypatch)
+        there = load(packed.fds, packed.sizes)
+        monkeypatch.setattr(kinds, "_ranks_are_for", "cpu")
+        on_cpu = load(packed.fds, packed.sizes)
+    assert [str(there[name]) for name in names] == ["cuda:1", "cuda:1", "cuda", "cpu", "meta"]
+    assert str(on_cpu["cuda:0"]) == "cpu"
+    assert Value.of(devices).get() == devices
+
+
 def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = OnCuda(200_000)
     packed = pack({"a": storage, "b": storage})
@@ -211,12 +234,10 @@ def test_cuda_memory_goes_through_the_cpu_to_the_ranks_own_device(monkeypatch: p
         here = load(packed.fds, packed.sizes)["a"]
         assert here.device.type == "cpu" and here.tolist()[:3] == [7, 7, 7], "where CUDA does not work"
         asked: list[object] = []
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setattr(torch.UntypedStorage, "cuda", lambda self, device: asked.append(device) or self)
-        monkeypatch.setenv("LOCAL_RANK", "3")
+        gpus(monkeypatch)
+        monkeypatch.setattr(torch.UntypedStorage, "to", lambda self, *, device: asked.append(device) or self)
         there = load(packed.fds, packed.sizes)
-    assert asked == [1] and there["a"] is there["b"]
+    assert asked == [torch.device("cuda:1")] and there["a"] is there["b"]
     back = Value.of(storage).get()
     assert back.device.type == "cpu" and back.tolist()[-1] == 7
 

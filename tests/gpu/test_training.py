@@ -78,6 +78,19 @@ str(device), dist.get_backend(), t.tolist()"""
     assert kernel.value("__import__('sys').modules['torch'].cuda.is_initialized()") is False
 
 
+def test_what_names_a_gpu_in_the_notebook_names_the_ranks_own(kernel: Kernel) -> None:
+    """Also a generator; and the CPU, in ranks that are to use no GPU."""
+    ok(kernel.execute("import torch\nplace = torch.device('cuda:0')\nx = torch.ones(2, device=place)"))
+    ok(kernel.execute("noise = torch.Generator(place).manual_seed(3)"))
+    cell = "\nstr(place), str(x.device), str(torch.rand(1, generator=noise, device=place).device), x.tolist()"
+    reply = ok(kernel.execute(f"%%spawn 2{cell}"))
+    assert reply.result == "".join(f"[{n}] ('cuda:{n}', 'cuda:{n}', 'cuda:{n}', [1.0, 1.0])\n" for n in (0, 1))[:-1]
+    ranks = "%%spawn cpu\nstr(place), str(x.device), str(device), torch.cuda.is_initialized()"
+    assert ok(kernel.execute(ranks)).result == "[0-1] ('cpu', 'cpu', 'cpu', False)"
+    kernel.restart()
+    ok(kernel.execute("%load_ext nbspawn"))
+
+
 def test_stop_and_kept_ranks(kernel: Kernel) -> None:
     """Between collectives: a rank that waits in one for a rank that Stop has reached cannot be interrupted."""
     start = "%%spawn gpu -b nccl --keep\nimport torch, torch.distributed as dist\nt = torch.ones(1, device=device)"
