@@ -223,7 +223,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What works on this machine.")
     parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
     parser.add_argument("--on", metavar="ray[:HOST:PORT]", default="", help="also start ranks on a cluster's nodes")
+    parser.add_argument("--check", choices=["gpu"], help="check for a minute or two how ranks work on the GPUs")
     given = parser.parse_args()
+    if given.check:
+        from nbspawn import _check
+
+        sys.exit(_check.gpu())
     print(report(given.all, given.on))
 
 

@@ -20,6 +20,7 @@ LAYERS: tuple[set[str], ...] = (
     {"_agent"},
     {"_session"},
     {"_api", "_session_api"},
+    {"_check"},
     {"_notebook"},
 )
 APART = ({"_payload", "_state"}, {"_rank", "_render"})
