@@ -6,10 +6,12 @@ has a recorder of its own: https://docs.pytorch.org/tutorials/unstable/flight_re
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 _DEVICE = "_dump_nccl_trace"
@@ -27,7 +29,25 @@ def entries() -> list[dict[str, Any]]:
     for dump in _dumps(_HOST, _DEVICE):
         with _without_inductor(sys.modules["torch"]):
             found += pickle.loads(dump(True, True, False)).get("entries", ())
+    return _with_ends_of_batches(found)
+
+
+def _with_ends_of_batches(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a batch of sends and receives (``batch_isend_irecv``) torch marks only the entry that closes it as ended. That
+    is no call of the user's, and has the number of the collective before."""
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        batch = list(takewhile(functools.partial(_is_closed_by, entry), reversed(found)))
+        for each in batch:
+            each["state"], each["retired"] = entry["state"], entry["retired"]
+        if not batch:
+            found.append(entry)
     return found
+
+
+def _is_closed_by(last: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    closes = last["profiling_name"].endswith(":coalesced") and entry["is_p2p"]
+    return closes and all(entry[number] == last[number] for number in ("pg_id", "p2p_seq_id"))
 
 
 def unended(device: bool) -> Unended:

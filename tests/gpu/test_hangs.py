@@ -218,6 +218,21 @@ time.sleep(600)"""
     running.wait()
 
 
+def test_a_batch_of_sends_that_is_over(kernel: Kernel) -> None:
+    """torch does not mark them as ended."""
+    batch = """peer, came = 1 - rank, torch.empty(4, device=device)
+for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, came, peer)]):
+    work.wait()
+came.tolist()
+print("ready")"""
+    cell = kernel.submit(HUNG.format(options="").replace('print("ready")', batch)).until("ready")
+    cell.see(lambda: "Collective 2" in rows(cell), "it is told")
+    told = " ".join(rows(cell).split())
+    assert "rank 1 has not reached it (last call: 1, all_reduce) and is at line 15: time.sleep(600)." in told, told
+    kernel.interrupt()
+    cell.wait()
+
+
 def test_two_backends_in_one_group(kernel: Kernel) -> None:
     """Each counts its own calls: three of gloo come first."""
     cell = """%%spawn 2 -b cpu:gloo,cuda:nccl -g 3

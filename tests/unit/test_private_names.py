@@ -159,7 +159,17 @@ def dumps(dump: Any) -> None:
     [status] = pickle.loads(dump(False, False, False))["pg_status"].values()
     assert status["last_enqueued_collective"] == 1 and status["last_completed_collective"] in (-1, 1)
     dist.destroy_process_group()
-    read = {"process_group", "pg_id", "is_p2p", "collective_seq_id", "profiling_name", "state", "retired", "frames"}
+    read = {
+        "process_group",
+        "pg_id",
+        "is_p2p",
+        "p2p_seq_id",
+        "collective_seq_id",
+        "profiling_name",
+        "state",
+        "retired",
+        "frames",
+    }
     assert read | {"input_sizes", "input_dtypes", "output_sizes", "output_dtypes"} <= entry.keys()
     assert entry["profiling_name"] == "gloo:all_reduce" and entry["input_dtypes"] == ["Float"]
     assert {"filename", "line", "name"} <= entry["frames"][0].keys()
