@@ -1,5 +1,6 @@
 """The pictures of docs/appearance.md, from JupyterLab, light and dark, and a terminal: ``python docs/screenshots.py``.
 
+Where there are GPUs, `python docs/screenshots.py gpus` takes that of a hang (`FAKE_GPUS=4`, `.ci/fake-gpu-env`).
 README's own are made by docs/features.py and docs/animation.py. What all three need: docs/stage.py.
 """
 
@@ -28,6 +29,21 @@ def step(number):
 
 for number in tqdm(range(100), desc="epoch 2"):
     step(number)"""
+HANG = """%%spawn gpu -b auto --keep
+import time, torch, torch.distributed as dist
+
+torch.manual_seed(0)
+model = torch.nn.Linear(10, 1).to(device)
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+for step in range(100):
+    loss = model(torch.randn(32, 10, device=device)).square().mean()
+    if rank == 1 and step == 20:
+        time.sleep(600)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())"""
 TRAIN = """import matplotlib.pyplot as plt, torch, torch.distributed as dist
 
 def train(rank, lr, hidden=64, steps=60):
@@ -87,6 +103,17 @@ def take(lab: Lab, folder: Path) -> None:
     notebook.wait()
 
 
+def gpus(lab: Lab, folder: Path) -> None:
+    """A hang on GPUs, where a call returns at once, and a rank waits at a line that computes nothing with others."""
+    notebook = lab.open("gpus.ipynb", LOAD, HANG)
+    notebook.run(0)
+    notebook.start(1)
+    expect(notebook.outputs(1).first).to_contain_text("for their GPUs", timeout=60_000)
+    lab.page.locator(".jp-Notebook .jp-CodeCell").nth(1).screenshot(path=folder / "gpu-hang.png")
+    notebook.press("interrupt")
+    notebook.wait()
+
+
 def terminal(lab: Lab, file: Path) -> None:
     """IPython in a terminal of 80 columns: what stays of the same run."""
     shell = pexpect.spawn(sys.executable, ["-m", "IPython", "--no-banner"], dimensions=(50, 80), encoding="utf-8")
@@ -108,6 +135,9 @@ def terminal(lab: Lab, file: Path) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["gpus"]:
+        with stage(1500, 1000) as lab:
+            return gpus(lab, DOCS)
     with stage(1180, 1000) as lab:
         take(lab, DOCS)
         terminal(lab, DOCS / "terminal.png")

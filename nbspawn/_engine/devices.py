@@ -156,7 +156,7 @@ def _check_backend(name: str) -> None:
         raise UsageError("this torch is built without torch.distributed: ranks cannot have a process group")
     there = _available()
     if name not in there:
-        known = name in dist.Backend.backend_list
+        known = name in dist.Backend.backend_list and name != dist.Backend.UNDEFINED
         wrong = f"this torch is built without {name}" if known else f"torch has no backend {name!r:.60}"
         raise UsageError(f"{wrong}: use {', '.join(there)}, xla (torch_xla), tpu_dist (torch_tpu), or auto")
 

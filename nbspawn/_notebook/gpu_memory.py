@@ -31,7 +31,7 @@ def advice(variables: dict[str, Any], pool: Pool, sessions: Mapping[str, Pool], 
         return
     # The user's own allocator keeps no statistics, and a session may be ending: the error must be shown all the same.
     with suppress(Exception), uncollected():
-        same_numbers = "CUDA_VISIBLE_DEVICES" not in options.env
+        same_numbers = not any("VISIBLE_DEVICES" in name for name in options.env)
         if same_numbers and torch.cuda.is_initialized():
             found = memory.walked(variables).holdings.values()
             yield from (_of_kernel(gpu, found, variables, torch) for gpu in gpus if torch.cuda.memory_reserved(gpu))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +126,38 @@ def test_accelerate(kernel: Kernel) -> None:
     """The gradients 1 and 2 are averaged."""
     reply = ok(kernel.execute(ACCELERATE))
     assert reply.result == "[0] ('cuda:0', [0.85, 0.85, 0.85, 0.85])\n[1] ('cuda:1', [0.85, 0.85, 0.85, 0.85])"
+
+
+TRAINER = """%%spawn 2
+import os, torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def forward(self, x, labels):
+        out = self.layers(x)
+        return {{"loss": (out - labels).square().mean(), "logits": out}}
+
+torch.manual_seed(0)
+model, x = Model(), torch.randn(32, 4)
+data = [{{"x": one, "labels": one.sum().view(1)}} for one in x]
+options = dict(per_device_train_batch_size=4, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True)
+arguments = TrainingArguments(
+    "{folder}", max_steps=4, learning_rate=0.05, use_cpu={on_cpu}, ddp_backend="{backend}", **options)
+trainer = Trainer(model, arguments, train_dataset=data)
+trainer.train()
+arguments.device.type, [step["loss"] for step in trainer.state.log_history if "loss" in step]"""
+
+
+def test_transformers_trainer(kernel: Kernel, tmp_path: Path) -> None:
+    losses = {}
+    for kind, on_cpu, backend in (("cpu", True, "gloo"), ("cuda", False, "nccl")):
+        cell = TRAINER.format(folder=tmp_path, on_cpu=on_cpu, backend=backend).replace("%%spawn 2", "%%spawn 2 -o out")
+        ok(kernel.execute(cell, timeout=120))
+        ranks = kernel.value("list(out)")
+        losses[kind] = ranks[0][1]
+        assert [rank[0] for rank in ranks] == [kind] * 2
+    assert len(losses["cpu"]) == 4 and losses["cuda"] == pytest.approx(losses["cpu"], abs=2e-4)

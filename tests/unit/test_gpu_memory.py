@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nbspawn._accelerators.accelerator import Load
 from nbspawn._notebook import gpu_memory
 from nbspawn._rank import memory
 from nbspawn._rank.tensors import Holding
@@ -18,9 +19,9 @@ GB = 10**9
 
 def pool(used: int = 0, alive: bool = True, **options: Any) -> Any:
     """One whose two ranks use so many bytes of GPUs."""
-    given = {"devices": None, "env": {}, "on": None, **options}
+    given = {"env": {}, "on": None, **options}
     return types.SimpleNamespace(
-        options=types.SimpleNamespace(**given), alive=alive, memory=lambda: [(0, used), (0, -1)]
+        options=types.SimpleNamespace(**given), alive=alive, memory=lambda: [(0, used, Load()), (0, -1, Load())]
     )
 
 
@@ -76,8 +77,8 @@ def test_nothing_is_said_that_is_not_known(held: dict[str, Holding], monkeypatch
     other = {"": pool(GB)}
     assert advice("RuntimeError: no", sessions=other) == []
     assert advice(FULL.format(1)) == [], "the kernel holds nothing of that GPU"
-    assert advice(FULL.format(0), devices=[1]) == [], "another GPU than the kernel's of that number"
-    assert advice(FULL.format(0), env={"CUDA_VISIBLE_DEVICES": "1"}) == []
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        assert advice(FULL.format(0), env={name: "1"}) == [], "another GPU than the kernel's of that number"
     assert advice(FULL.format(0), on="ray", sessions=other) == [], "another machine"
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda gpu: {}["active"])
     assert advice(FULL.format(0)) == [], "the user's own allocator"
