@@ -228,7 +228,7 @@ def test_the_timeline_as_a_table(kernel: Kernel) -> None:
     ok(kernel.execute(f"%%spawn 2 -b gloo -o r\n{TIMELINE}"))
     ok(kernel.execute("import pandas\ntable = pandas.DataFrame(r.timeline)"))
     assert kernel.value("list(table.columns)") == [
-        *("rank", "start", "end", "seconds", "line", "file", "source", "waiting"),
+        *("rank", "start", "end", "seconds", "line", "file", "source", "waiting", "device"),
     ]
     ok(kernel.execute("rank, line = table[~table.waiting].groupby(['rank', 'source']).seconds.sum().idxmax()"))
     assert kernel.value("int(rank), line") == (1, "time.sleep(1 + 3 * rank)")
