@@ -2,7 +2,9 @@
 //
 // A collective begins when each rank's stream has reached it. If they do not agree in what they call, it never ends.
 #include "shared.h"
+#include <netinet/in.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -16,8 +18,8 @@ extern "C" unsigned long fake_push(void *stream, int (*advance)(void *), void *a
 
 namespace {
 
-enum Result { success = 0, invalid_argument = 4, remote_error = 6 };
-enum Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, send, receive };
+enum Result { success = 0, system_error = 2, invalid_argument = 4, remote_error = 6 };
+enum Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, send_to, receive_from };
 enum Operator { sum, prod, maximum, minimum, average, first_own };
 enum Type { int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8_e4m3, float8_e5m2 };
 
@@ -159,7 +161,7 @@ struct Part {
     const char *p2p = getenv("FAKE_NCCL_P2P");
     if (fails || (p2p && !strcmp(p2p, "hang") && arrived && !setting("NCCL_P2P_DISABLE", 0)))
       return false;
-    if (call.kind == send || call.kind == receive)
+    if (call.kind == send_to || call.kind == receive_from)
       return advance_letter();
     if (comm->finished != number - 1)
       return false;
@@ -184,7 +186,7 @@ struct Part {
   }
 
   bool advance_letter() {
-    const bool sends = call.kind == send;
+    const bool sends = call.kind == send_to;
     Letter &letter = comm->letters[sends ? comm->rank * comm->size + peer : peer * comm->size + comm->rank];
     if (sends && !arrived && letter.received == number - 1) {
       letter.source = call.source;
@@ -279,9 +281,9 @@ int enqueue(ncclComm *comm, void *stream, Call call, const void *source, void *t
     call.factor = comm->own_ops.at(call.op - first_own).factor;
     call.op = first_own;
   }
-  const long number = call.kind == send ? ++comm->sent.at(peer)
-      : call.kind == receive            ? ++comm->received.at(peer)
-                                        : ++comm->called;
+  const long number = call.kind == send_to ? ++comm->sent.at(peer)
+      : call.kind == receive_from          ? ++comm->received.at(peer)
+                                           : ++comm->called;
   const long failing = setting("FAKE_NCCL_FAIL_AT", 0);
   const bool fails = failing && ++collectives >= failing;
   if (fails) {
@@ -298,7 +300,18 @@ int enqueue(ncclComm *comm, void *stream, Call call, const void *source, void *t
 
 // ---------------------------------------------------------------- communicators
 
-// Returns when all ranks have joined.
+// At which a rank waits for its first connection. It never comes: here ranks meet in the file.
+int listening_socket() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  sockaddr_in loopback{};
+  loopback.sin_family = AF_INET;
+  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  bind(listener, reinterpret_cast<sockaddr *>(&loopback), sizeof loopback);
+  listen(listener, 1);
+  return listener;
+}
+
+// Returns when all ranks have joined, or when somebody shuts down that socket.
 int join(ncclComm **made, const std::string &name, int size, int rank) {
   const size_t seats = 64, letters = seats + size * sizeof(Seat), end = letters + size * size * sizeof(Letter);
   char *memory = static_cast<char *>(shared_memory(name.c_str(), end));
@@ -308,8 +321,13 @@ int join(ncclComm **made, const std::string &name, int size, int rank) {
   comm->received.resize(size);
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // with Yama, siblings may read this process's memory only if it says so
   ++*comm->joined;
-  while (*comm->joined < size)
-    usleep(1000);
+  const int listener = listening_socket();
+  bool shut = false;
+  while (*comm->joined < size && !shut)
+    shut = accept(listener, nullptr, nullptr) < 0 && errno != EAGAIN;  // computes, as the real one does
+  close(listener);
+  if (shut)
+    return system_error;
   if (rank == 0) {
     char path[4096];
     unlink(shared_path(path, name.c_str()));  // all have opened it
@@ -331,8 +349,10 @@ extern "C" {
 
 int ncclGetVersion(int *version) { return *version = 22907, success; }
 const char *ncclGetErrorString(int error) {
-  return error == success ? "no error" : error == remote_error ? "remote process exited or there was a network error"
-                                                               : "invalid usage";
+  return error == success      ? "no error"
+      : error == system_error ? "unhandled system error"
+      : error == remote_error ? "remote process exited or there was a network error"
+                              : "invalid usage";
 }
 const char *ncclGetLastError(ncclComm *) { return last_error; }  // torch asks without a communicator
 int ncclGetUniqueId(ncclUniqueId *id) {
@@ -425,9 +445,9 @@ int ncclAlltoAll(const void *from, void *to, size_t count, int type, ncclComm *c
   return enqueue(comm, stream, {.kind = all_to_all, .type = type, .count = count}, from, to);
 }
 int ncclSend(const void *from, size_t count, int type, int peer, ncclComm *comm, void *stream) {
-  return enqueue(comm, stream, {.kind = send, .type = type, .count = count}, from, nullptr, peer);
+  return enqueue(comm, stream, {.kind = send_to, .type = type, .count = count}, from, nullptr, peer);
 }
 int ncclRecv(void *to, size_t count, int type, int peer, ncclComm *comm, void *stream) {
-  return enqueue(comm, stream, {.kind = receive, .type = type, .count = count}, nullptr, to, peer);
+  return enqueue(comm, stream, {.kind = receive_from, .type = type, .count = count}, nullptr, to, peer);
 }
 }

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from nbspawn._accelerators import kinds
@@ -149,8 +149,9 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
         with info.interrupts.enabled():
             if dist.is_initialized() and dist.get_backend() != "gloo":
                 native.ends_within(_DESTROYED, dist.destroy_process_group)
-            while store.add(_CONNECTED, 0) < launch.world_size:
-                time.sleep(0.001)
+            with suppress(RuntimeError):  # a kept rank has given up this store: it was not used any more
+                while store.add(_CONNECTED, 0) < launch.world_size:
+                    time.sleep(0.001)
     except KeyboardInterrupt:
         pass  # one of them has failed
 

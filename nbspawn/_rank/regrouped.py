@@ -31,7 +31,8 @@ def regroup(info: RankInfo, command: Regroup) -> None:
     models, old = [], None
     if dist.is_initialized():
         kind = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
-        models = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+        found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+        models = [model for model in found if "_lazy_init_ran" in vars(model)]  # else Stop came while it was made
         old = dist.group.WORLD
         _end_groups(dist)
     _refuse_ended_groups(dist.distributed_c10d)

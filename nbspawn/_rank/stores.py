@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 from nbspawn._protocol.launch import Launch
+
+_links: list[str] = []
 
 
 def store(launch: Launch, name: str, path: str = "") -> Any:
@@ -21,9 +24,31 @@ def store(launch: Launch, name: str, path: str = "") -> Any:
 
     place = launch.place
     if place.master is None:
-        found = dist.FileStore(path or f"{launch.files.store}{name}", place.total)
+        file = f"{launch.files.store}{name}"
+        found = dist.FileStore(_linked(path or file, f"{file}-{os.getpid()}"), place.total)
         return dist.PrefixStore(name, found) if path else found
     return dist.PrefixStore(f"{place.run_id}/{name}", _client(*place.master, place.slow_dns))
+
+
+def _linked(file: str, link: str) -> str:
+    """A path at which this process alone reaches the file, so that ``give_up`` can take it away."""
+    try:
+        os.symlink(file, link)
+    except OSError:  # a full disk, a deleted directory
+        return file
+    _links.append(link)
+    return link
+
+
+def give_up() -> None:
+    """Have each call raise that waits for a key in a file: torch opens it each 10 ms, and here comes to no end of
+    links. A later group gets another path, on several machines another connection (the caller closes this one)."""
+    _client.cache_clear()
+    while _links:
+        link = _links.pop()
+        with suppress(OSError):
+            os.symlink(link, f"{link}-ended")
+            os.replace(f"{link}-ended", link)
 
 
 @functools.lru_cache(maxsize=1)

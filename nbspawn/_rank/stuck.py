@@ -2,13 +2,15 @@
 
 Python runs signal handlers only between its own instructions. gloo's ``abort()`` wakes no call, but when the connection
 to a peer is closed, every call that waits for it raises. So this module closes the connections; NCCL's groups are
-aborted, and what waits for the device goes on. The interrupt, which was pending until the call returned, is handled at
-once. A one-shot rank needs none of this: it is killed.
+aborted, and what waits for the device goes on. While groups are being made, ranks wait in the store, or for NCCL's
+first connection: if the rank does not go on, these are closed, too. The interrupt, which was pending until the call
+returned, is handled at once. A one-shot rank needs none of this: it is killed.
 """
 
 from __future__ import annotations
 
 import gc
+import glob
 import mmap
 import os
 import socket
@@ -18,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from nbspawn._protocol import gauges
-from nbspawn._rank import connections, device_groups, traced
+from nbspawn._rank import connections, device_groups, stores, traced
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
@@ -29,38 +31,70 @@ _MAX_PENDING = 0.3  # seconds for which an interrupt may be pending
 def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
     """While the rank lives, if it is a kept one."""
     if info.launch.keep:
-        inherited, slots = _sockets(), gauges.mapped(info.launch.files.gauges)
-        place = info.launch.place
-        aborts: list[threading.Thread] = []
-        elsewhere = {address for node, address in enumerate(place.addresses) if node != place.node}
-
-        def look(waits: bool) -> None:
-            if not info.interrupts.unhandled(_MAX_PENDING):
-                aborts.clear()
-                return
-            if not aborts and device_groups.exist():
-                aborts.append(traced.thread(device_groups.abort, "nbspawn-abort"))
-                aborts[0].start()
-            if waits and not any(abort.is_alive() for abort in aborts):  # which has connections, too
-                _shut_down(_sockets() - inherited, _rank_test(slots, elsewhere))
-
-        info.on_begin.append(aborts.clear)  # a look at the handled interrupt may not come before the next one
-        info.on_look.append(look)
+        unblocker = _Unblocker(info)
+        info.on_begin.append(unblocker.reset)  # a look at the handled interrupt may not come before the next one
+        info.on_look.append(unblocker.look)
     yield
 
 
-def _shut_down(sockets: set[tuple[int, int]], to_a_rank: Callable[[socket.socket], bool]) -> None:
+class _Unblocker:
+    """Looks at the interrupt, in the sampler's thread."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self._interrupts = info.interrupts
+        self._inherited, self._slots = _sockets(), gauges.mapped(info.launch.files.gauges)
+        place = info.launch.place
+        self._elsewhere = {address for node, address in enumerate(place.addresses) if node != place.node}
+        self._abort: threading.Thread | None = None
+        self._closed = False
+
+    def reset(self) -> None:
+        self._abort, self._closed = None, False
+
+    def look(self, waits: bool) -> None:
+        if not self._interrupts.unhandled(_MAX_PENDING):
+            self.reset()
+            return
+        if self._abort is None and device_groups.exist():
+            self._abort = traced.thread(device_groups.abort, "nbspawn-abort")
+            self._abort.start()
+        if self._abort is not None and self._abort.is_alive():  # which has connections, too
+            return
+        if waits or self._abort is not None:  # NCCL's first call computes while it waits
+            if self._closed:
+                stores.give_up()
+            _shut_down(_sockets() - self._inherited, _rank_test(self._slots, self._elsewhere), every=self._closed)
+            self._closed = True
+
+
+def _shut_down(sockets: set[tuple[int, int]], to_a_rank: Callable[[socket.socket], bool], every: bool) -> None:
     """Shut down the connections of native code to ranks of this run: those of gloo, of all groups. Connections to the
-    store stay open: the next group meets there."""
+    store, where the next group meets, stay open unless it is ``every`` one. So does the socket at which NCCL waits for
+    its first connection: https://github.com/NVIDIA/nccl/blob/master/src/bootstrap.cc. gloo's, which would end the
+    process, is in an event loop, as other servers' are."""
     pythons = {thing.fileno() for thing in gc.get_objects() if issubclass(type(thing), socket.socket)}
     store = os.environ.get("MASTER_PORT")
-    for fd in {fd for fd, _ in sockets} - pythons:
+    served = _in_event_loops() if every else set()
+    for fd in {fd for fd, _ in sockets} - pythons - served:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:  # closed since, or not connected
             if found.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            ports = str(found.getsockname()[1]), str(found.getpeername()[1])
-            if store not in ports and to_a_rank(found):
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                shut = every and device_groups.exist()
+            else:
+                ports = str(found.getsockname()[1]), str(found.getpeername()[1])
+                shut = every if store in ports else to_a_rank(found)
+            if shut:
                 found.shutdown(socket.SHUT_RDWR)
+
+
+def _in_event_loops() -> set[int]:
+    """The descriptors of this process that an epoll watches."""
+    found = set[int]()
+    for path in glob.glob("/proc/self/fdinfo/*"):
+        with suppress(OSError), open(path) as file:  # closed since
+            found.update(int(line.split()[1]) for line in file if line.startswith("tfd:"))
+    return found
 
 
 def _sockets() -> set[tuple[int, int]]:

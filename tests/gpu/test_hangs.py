@@ -143,6 +143,20 @@ def test_an_error_of_a_peer(kept: Kernel) -> None:
     assert_alive(kept)
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_first_call_without_a_peer(kernel: Kernel, missing: int) -> None:
+    """Rank 0 waits for a connection then, rank 1 for NCCL's identifier in the store; also in a model's constructor."""
+    kept = "%%spawn 2 --keep -b nccl -g 5\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"
+    ok(kernel.execute(kept, timeout=60))
+    model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).cuda())"
+    for call in ("dist.all_reduce(torch.ones(2, device=device))", model):
+        reply = kernel.execute(f"%%ranks\nif rank == {missing}:\n    raise ValueError('before its call')\n{call}")
+        assert reply.ename == "RankRaisedError" and "ValueError: before its call" in reply.traceback, str(reply)
+        assert ok(kernel.execute("%%ranks\nstep")).result == "[0] 10\n[1] 11"  # the new group makes no call
+    assert_alive(kernel)
+    ok(kernel.execute("%ranks stop"))
+
+
 def test_an_abort_that_hangs(kernel: Kernel) -> None:
     """Then Stop ends the ranks, after the grace period; and the next ones start."""
     begin = "%%spawn 2 --keep -b nccl -g 2 --env FAKE_NCCL_ABORT=hang\nimport torch, torch.distributed as dist"

@@ -168,8 +168,12 @@ def test_what_was_made_with_the_group_follows_the_new_one_or_is_refused(kept: Ke
         assert ("Could not resolve the process group" in reply.traceback) == refused, "or it is another's name now"
 
 
-@pytest.mark.parametrize("where", ["time.sleep(600)", "time.sleep(600) if rank == 1 else dist.barrier()"])
+@pytest.mark.parametrize(
+    "where",
+    ["time.sleep(600)", *(f"if rank != 1: dist.{call}()\ntime.sleep(600)" for call in ("barrier", "new_group"))],
+)
 def test_stop_leaves_all_usable(kept: Kernel, where: str) -> None:
+    """Also what is made while the others wait in the group's store."""
     before = pids(kept)
     for _ in range(2):
         cell = kept.submit(f"%%ranks\nprint('begun')\n{where}")
