@@ -14,6 +14,7 @@ from typing import Any
 
 from nbspawn._protocol.launch import Launch
 
+_KEPT = 2  # links: the group's, and that of the one before it, in which a thread may still wait
 _links: list[str] = []
 
 
@@ -37,6 +38,10 @@ def _linked(file: str, link: str) -> str:
     except OSError:  # a full disk, a deleted directory
         return file
     _links.append(link)
+    for old in _links[:-_KEPT]:
+        _links.remove(old)
+        with suppress(OSError):
+            os.unlink(old)
     return link
 
 
@@ -44,8 +49,7 @@ def give_up() -> None:
     """Have each call raise that waits for a key in a file: torch opens it each 10 ms, and here comes to no end of
     links. A later group gets another path, on several machines another connection (the caller closes this one)."""
     _client.cache_clear()
-    while _links:
-        link = _links.pop()
+    for link in _links:
         with suppress(OSError):
             os.symlink(link, f"{link}-ended")
             os.replace(f"{link}-ended", link)

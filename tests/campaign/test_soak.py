@@ -84,7 +84,7 @@ def test_five_hundred_cells(executed_kernel: Kernel) -> None:
     grown = [after - before for before, after in zip(settled.memory, now.memory, strict=True)]
     assert max(grown) < 8, f"megabytes that the kernel and the ranks have grown by: {grown}"
     directory = os.path.dirname(ok(kernel.execute("%ranks logs 0")).text().strip())
-    assert len(os.listdir(directory)) < 20, "no files pile up"
+    assert len(files := os.listdir(directory)) < 30, f"files pile up: {sorted(files)}"
     ok(kernel.execute("%ranks stop"))
     kernel.assert_no_rank()
 
