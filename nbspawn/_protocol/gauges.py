@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbspawn._accelerators import kinds
-from nbspawn._accelerators.accelerator import Accelerator, Load
+from nbspawn._accelerators.accelerator import Load
 
 SLOT = struct.Struct("=dd9qq")
 """A ``Reading``, and the rank's process id."""
@@ -57,7 +57,7 @@ class Gauges:
         with suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:
             file.write(b"5")  # https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html
         self._device_peak = -1
-        _, self._torch_peak_before = _on_devices()
+        _, self._torch_peak_before = _sums(_on_devices())
 
     def write(self, now: float) -> None:
         """Write one reading; takes 30 microseconds."""
@@ -68,13 +68,17 @@ class Gauges:
         """For the next readings; takes some milliseconds."""
         accelerator = kinds.in_use()
         if accelerator is not None:
-            used = [one["current"] for one in _allocated(accelerator)]
-            number = used.index(max(used)) if any(used) else self._load.number
-            self._load = accelerator.load(number) if number >= 0 else Load()
+            self._device_memory()
+            self._load = accelerator.load(self._load.number) if self._load.number >= 0 else Load()
 
     def _device_memory(self) -> tuple[int, int]:
-        """Bytes on the device: now, and at most as far as is known."""
-        allocated, torch_peak = _on_devices()
+        """Bytes on the device: now, and at most as far as is known. A command may end before anybody looks at it, but
+        its number is known."""
+        used = _on_devices()
+        current = [one["current"] for one in used]
+        if any(current) and (number := current.index(max(current))) != self._load.number:
+            self._load = Load(number)
+        allocated, torch_peak = _sums(used)
         # Only the user resets torch's peak, which may be an earlier command's. A changed one is of this command.
         known = allocated if torch_peak == self._torch_peak_before else torch_peak
         self._device_peak = max(self._device_peak, known)
@@ -126,17 +130,16 @@ def memory() -> tuple[int, int]:
     return int(found[2]) * 1024, int(found[1] or most) * 1024
 
 
-def _on_devices() -> tuple[int, int]:
+def _sums(used: list[dict[str, int]]) -> tuple[int, int]:
     """The bytes that torch has allocated on all devices, now and at most; -1 if it uses none."""
-    accelerator = kinds.in_use()
-    if accelerator is None:
-        return -1, -1
-    used = _allocated(accelerator)
     return (sum(one["current"] for one in used), sum(one["peak"] for one in used)) if used else (-1, -1)
 
 
-def _allocated(accelerator: Accelerator) -> list[dict[str, int]]:
-    """What torch's allocator has of each device; empty where it does not tell."""
+def _on_devices() -> list[dict[str, int]]:
+    """What torch's allocator has of each device; empty if it uses none, or does not tell."""
+    accelerator = kinds.in_use()
+    if accelerator is None:
+        return []
     module = accelerator.module
     # Of all devices: the current one is a setting of each thread, and the user's code has set it in another one.
     try:
