@@ -62,6 +62,14 @@ def _pickler_class() -> Any:
             """As cloudpickle does: functions and classes by value where they cannot be imported."""
             return super().reducer_override(obj)
 
+        def reduce_function(self, function: Any) -> Any:
+            """The same, but with the closure's cells as they are: functions that share one go on sharing it, where
+            cloudpickle gives each a copy."""
+            if function.__closure__ is None or is_pickled_by_name(function):
+                return super().reducer_override(function)
+            make, (*args, _), (attributes, slots), *rest = self._dynamic_function_reduce(function)
+            return make, (*args, function.__closure__), (attributes, {**slots, "__closure__": None}), *rest
+
         def replace_globals(self, namespace: dict[str, Any], stand_in: object) -> None:
             """Have functions whose globals are ``namespace`` refer to ``stand_in``, not to a copy of what they use."""
             self.globals_ref[id(namespace)] = stand_in
@@ -69,8 +77,15 @@ def _pickler_class() -> Any:
     return Pickler
 
 
-def is_pickled_by_name(cls: type) -> bool:
-    """Can another process import this class?"""
+def has_reducer(kind: type) -> bool:
+    """Is it registered how objects of this type are pickled?"""
+    import cloudpickle
+
+    return kind in cloudpickle.Pickler.dispatch_table
+
+
+def is_pickled_by_name(cls: Any) -> bool:
+    """Can another process import this class or function?"""
     from cloudpickle import cloudpickle
 
     return bool(cloudpickle._should_pickle_by_reference(cls))
@@ -106,11 +121,18 @@ def set_class_id(cls: type, make: Callable[[], str]) -> None:
     cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[ids[cls]] = cls
 
 
-def class_with_id(wanted: str) -> type | None:
+def remember_class(cls: Any, wanted: str) -> Any:
+    """Give the class this id, unless another class of this process has it: gives the one that has it."""
+    from cloudpickle import cloudpickle
+
+    return cloudpickle._lookup_class_or_track(wanted, cls)
+
+
+def class_with_id(wanted: str) -> Any:
     """This process's class of that id, if it has one."""
     from cloudpickle import cloudpickle
 
-    found: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(wanted)
+    found: Any = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(wanted)
     return found
 
 

@@ -36,6 +36,7 @@ _REMEDIES = {  # by type, module or package of the type or of a base of it; the 
     "sqlite3": "Connect inside the cell.",
     "multiprocessing.pool": f"{_INSIDE}: pools belong to one process.",
     "multiprocessing": f"Create it with torch.multiprocessing.get_context('spawn'){OR_FORK}.",
+    "numpy.memmap": f"The file that it maps has gone. {_INSIDE}{OR_FORK}.",
     "torch.Tensor": "Call detach() on it.",
     "torch.utils.data.dataloader": "Send the DataLoader, and call iter() on it inside the cell.",
     "torch._C._distributed_c10d": "Let each rank make its own, after init_process_group().",

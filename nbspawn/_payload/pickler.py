@@ -1,6 +1,6 @@
 """How one object becomes a pickle stream and its large buffers, and an object again in another process.
 
-This is cloudpickle with these differences:
+Functions, classes and the like of the notebook travel by value (_payload/by_value.py). Besides:
 
 - memory of tensors goes out of band, as numpy's does by itself. Torch's tensors of every layout take themselves apart
   into storages and only the storages are done here, so that whatever torch adds to tensors goes on working.
@@ -10,9 +10,7 @@ This is cloudpickle with these differences:
   piece: a large model has room in the host's memory once, but often not twice.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
   user moved to shared memory) becomes one of the *spawn arguments*, and the stream holds its index.
-- a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
-  the rank its globals are the rank's own, so that the functions that were sent see a cell bind ``lr`` anew.
-- some classes travel by another name, or as another class, than cloudpickle would have them (_payload/classes.py).
+- an array or a tensor that is a file's contents is that in the rank (_payload/mapped_files.py).
 - an open text file does not travel, where cloudpickle sends a copy of its text; ``sys.stdout`` is the rank's own there.
 - what accelerate and transformers know of their process they find out anew in the rank (_payload/accelerate_state.py).
 """
@@ -33,10 +31,10 @@ from multiprocessing import context, reduction
 from typing import Any
 
 from nbspawn._accelerators import kinds
-from nbspawn._payload import accelerate_state, classes, cloudpickle_adapter
-from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
+from nbspawn._payload import accelerate_state, mapped_files
+from nbspawn._payload.by_value import ByValue, loading
+from nbspawn._payload.cloudpickle_adapter import Reducer
 from nbspawn._protocol import shared_memory
-from nbspawn._protocol.garbage import uncollected
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
 
@@ -46,7 +44,7 @@ _WITHOUT_STORAGE = ("xla", "tpu")  # nothing of these can be taken apart; torch 
 _ORDINARY_MODULES = {"builtins", "functools", "array"}
 
 
-class Pickler:
+class Pickler(ByValue):
     """Pickles one object. ``returning`` is the way from a rank to the kernel: all by value, in the kernel's CPU memory.
 
     After ``dump``, ``buffers`` and ``spawn_arguments`` belong to the stream. The buffers are views of the object's
@@ -54,9 +52,9 @@ class Pickler:
     """
 
     def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
+        super().__init__(namespace, _digest if returning else None)
         self.buffers: list[shared_memory.Large] = []
         self.spawn_arguments: list[object] = []
-        self._namespace = namespace
         self._returning = returning
         self._storages: dict[int, Any] = {}
         self._shared_storages = 0
@@ -66,29 +64,14 @@ class Pickler:
     def descriptors(self) -> int:
         return self._shared_storages + len(self._fds)
 
-    def dump(self, obj: object, sink: Sink) -> None:
-        """Raises whatever a part of ``obj`` raises when it is pickled."""
-        pickler = cloudpickle_adapter.make_pickler(sink, self._keep_in_band, self._reducer)
-        if self._namespace is not None:
-            pickler.replace_globals(self._namespace, _Namespace())
-        self._by_default: Reducer = pickler.reduce_by_default
-        try:
-            pickler.dump(obj)
-        finally:
-            del self._by_default  # the cycle would keep what was pickled alive until the next garbage collection
-
-    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         raw = shared_memory.raw(buffer)
         if raw.nbytes < OUT_OF_BAND:
             return True
         self.buffers.append(raw)
         return False
 
-    def _reducer(self, kind: type) -> Reducer | None:
-        if issubclass(kind, type):
-            return self._class
-        if issubclass(kind, types.FunctionType):
-            return self._by_default
+    def reducer(self, kind: type) -> Reducer | None:
         if kind is types.MethodType:
             return _method
         if issubclass(kind, io.TextIOBase):
@@ -100,7 +83,9 @@ class Pickler:
                 return accelerate_state.reduce_state
             if accelerate_state.is_training_arguments(kind):
                 return accelerate_state.reduce_training_arguments
-        return self._process_bound if _needs_process_start(kind) else None
+            if mapped_files.is_array(kind):
+                return mapped_files.reduce_array
+        return self._process_bound if _needs_process_start(kind) else super().reducer(kind)
 
     def _torch_reducer(self, kind: type) -> Reducer | None:
         torch = sys.modules.get("torch")
@@ -113,9 +98,6 @@ class Pickler:
         if issubclass(kind, torch.storage.TypedStorage):
             return lambda typed: (_typed_storage, (typed._untyped_storage, typed.dtype))
         return self._storage if issubclass(kind, torch.UntypedStorage) else None
-
-    def _class(self, cls: type) -> Any:
-        return classes.reduce(cls, _digest if self._returning else None) or self._by_default(cls)
 
     def _tensor(self, tensor: Any) -> Any:
         torch = sys.modules["torch"]
@@ -135,6 +117,8 @@ class Pickler:
         if first is not storage:  # two handles of one memory: one memory in the rank, too
             return _itself, (first,)
         device = storage.device.type
+        if device == "cpu" and not self._returning and mapped_files.file_of_storage(storage):
+            return mapped_files.reduce_storage(storage)
         if device == "cpu" and (self._returning or not storage.is_shared()):
             return _load_storage, (_memory(storage),)
         if self._returning or device in kinds.GPU_TYPES:
@@ -262,7 +246,7 @@ class _StandIn:
 
 # ---------------------------------------------------------------- loading: what the stream calls
 
-_current = threading.local()  # the load that this thread is in
+_current = threading.local()  # its spawn_arguments are those of the load that this thread is in
 
 
 def loads(
@@ -272,26 +256,13 @@ def loads(
     namespace: dict[str, Any] | None = None,
 ) -> Any:
     """The object again; functions of the notebook get ``namespace`` (an empty one for None) as their globals."""
-    before = dict(_current.__dict__)
+    before = getattr(_current, "spawn_arguments", ())
     _current.spawn_arguments = spawn_arguments
-    _current.namespace = {"__name__": "__main__"} if namespace is None else namespace
     try:
-        with uncollected():
+        with loading({"__name__": "__main__"} if namespace is None else namespace):
             return pickle.loads(stream, buffers=buffers)
     finally:
-        _current.__dict__.clear()
-        _current.__dict__.update(before)
-
-
-class _Namespace:
-    """Stands for the notebook's namespace in the stream."""
-
-    def __reduce__(self) -> tuple[Callable[[], dict[str, Any]], tuple[()]]:
-        return _rank_namespace, ()
-
-
-def _rank_namespace() -> dict[str, Any]:
-    return _current.namespace  # type: ignore[no-any-return]
+        _current.spawn_arguments = before
 
 
 def _rank_get_ipython() -> Any:

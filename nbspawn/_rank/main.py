@@ -26,6 +26,7 @@ from nbspawn._protocol.messages import (
     Started,
 )
 from nbspawn._rank import (
+    children,
     debugger,
     device,
     edits,
@@ -107,6 +108,7 @@ def main(rank: int, launch: Launch) -> None:
         preloaded.forget_shadowed()
         settings.put(launch.settings)
     libraries.forget_process_state()
+    children.serve()
     seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import http
 import importlib
 import inspect
 import io
@@ -17,6 +18,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -394,6 +396,7 @@ MULTIPROCESSING = (
     Name("multiprocessing.popen_spawn_posix.Popen._launch", parameters("self", "process_obj")),
     Name("multiprocessing.spawn.get_preparation_data", takes("name")),
     Name("multiprocessing.reduction.dump", parameters("obj", "file")),
+    Name("multiprocessing.reduction.ForkingPickler.dumps", takes("obj", 5)),
     Name("multiprocessing.reduction.DupFd", takes(0)),
     Name("multiprocessing.reduction.ForkingPickler._extra_reducers", is_a(dict)),
     Name("multiprocessing.synchronize.RLock._semlock", lock_parts, find=lock_of_processes),
@@ -432,6 +435,9 @@ PYTHON = (
     Name("asyncio.events.set_event_loop_policy", takes(None), "<3.14"),
     Name("asyncio.events._set_event_loop_policy", takes(None), ">=3.14"),
     Name("threading._shutdown", takes()),
+    Name("enum.Enum._member_type_", equals(int), find=lambda: http.HTTPStatus._member_type_),  # type: ignore[attr-defined]
+    Name("enum.Enum._value_", equals(200), find=lambda: http.HTTPStatus.OK._value_),
+    Name("typing._TypedDictMeta", is_a(type)),
     Name("threading.RLock()._at_fork_reinit", lambda reset: reset(), find=lambda: threading.RLock()._at_fork_reinit),  # type: ignore[attr-defined]
     Name("pickle._Unpickler", lambda kind: equals(30)(kind(io.BytesIO(pickle.dumps(30))).load())),
     Name("pickle._Unpickler.dispatch", lambda table: callable(table[ord(pickle.MEMOIZE)])),
@@ -664,6 +670,23 @@ IPYTHON = (
 
 # ---------------------------------------------------------------- what a payload is made by
 
+
+def mapping() -> Any:
+    with tempfile.NamedTemporaryFile() as file:
+        return found("numpy").memmap(file.name, shape=(8,), mode="w+")._mmap
+
+
+def found_closure() -> Callable[[], int]:
+    shared = 1
+    return lambda: shared
+
+
+def shares_cells(reduced: Any) -> None:
+    _, (*_, closure), (_, slots), *_ = reduced
+    assert len(closure) == 1
+    assert len(slots["__closure__"]) == 1
+
+
 CLOUDPICKLE = (
     Name("cloudpickle.Pickler.reducer_override", in_pdb("obj")),
     Name(
@@ -671,6 +694,12 @@ CLOUDPICKLE = (
         equals({}),
         find=lambda: found("cloudpickle").Pickler(found("io").BytesIO(), protocol=5, buffer_callback=print).globals_ref,
     ),
+    Name(
+        "cloudpickle.Pickler._dynamic_function_reduce",
+        shares_cells,
+        find=lambda: found("cloudpickle").Pickler(found("io").BytesIO())._dynamic_function_reduce(found_closure()),
+    ),
+    Name("cloudpickle.cloudpickle._lookup_class_or_track", takes("id", type)),
     Name(
         "cloudpickle.cloudpickle._should_pickle_by_reference",
         lambda by_name: equals((True, False))((by_name(Path), by_name(type("Local", (), {})))),
@@ -772,6 +801,7 @@ OTHERS = (
     Name("tqdm.utils.ObjectWrapper._wrapped", draws_to, find=bar),
     Name("rich.console.Console.is_jupyter", setters_are_enough, find=console),
     Name("rich.console.Console.is_interactive", setters_are_enough, find=console),
+    Name("numpy.memmap._mmap", has("__len__"), find=mapping),
     Name("pandas._config.config._registered_options", options),
     Name("pandas._config.config._deprecated_options", is_a(dict)),
     Name(

@@ -1,0 +1,319 @@
+"""Functions, classes and other objects of the notebook are in a rank what they are in the notebook, by every method.
+
+``HOLDS`` is the table in docs/guide/what_a_rank_finds.md, a row for each kind of object. Its checks run in ranks, once
+for each method and twice in kept ranks; what they return to the notebook is checked there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernels import Kernel, ok
+from methods import EVERY_METHOD
+
+NOTEBOOK = """
+import abc, collections, dataclasses, datetime, enum, functools, pickle, typing
+import numpy as np, torch
+import registered
+from torch.utils.data import DataLoader, Dataset
+
+@functools.lru_cache(maxsize=None)
+def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+def calls(n): return fibonacci(n)
+class Lazy:
+    @functools.cached_property
+    def once(self): return 42
+    @functools.cache
+    def cached(self): return 43
+
+UserId, P, T = typing.NewType("UserId", int), typing.ParamSpec("P"), typing.TypeVar("T", bound=int)
+def of_user(user: UserId) -> UserId: return user
+class Box(typing.Generic[T]):
+    def put(self, item: T) -> T: return item
+class Options(typing.TypedDict, total=False):
+    lr: float
+class Row(typing.NamedTuple):
+    x: int = 3
+    def double(self): return 2 * self.x
+
+class _Missing:
+    def __reduce__(self): return "MISSING"
+MISSING = _Missing()
+def is_missing(value=MISSING): return value is MISSING
+
+class Planet(enum.Enum):
+    EARTH, MARS, RED = (5.9, 6.3), (6.4, 3.3), (6.4, 3.3)
+    def __init__(self, mass, radius): self.mass, self.radius = mass, radius
+class Level(int, enum.Enum):
+    def __new__(cls, value, label):
+        self = int.__new__(cls, value)
+        self._value_, self.label = value, label
+        return self
+    LOW, HIGH = (1, "low"), (2, "high")
+class Day(datetime.date, enum.Enum):
+    NEW_YEAR = 2020, 1, 1
+class Access(enum.Flag):
+    READ, WRITE, BOTH = 1, 2, 3
+
+class Base:
+    known = {}
+    def __init_subclass__(cls, key=None):
+        if not hasattr(cls, "name"): raise TypeError("a subclass needs a name")
+        Base.known[cls.name] = cls
+class First(Base, key=1): name = "first"
+class Second(First): name = "second"
+class Meta(type):
+    made = []
+    def __new__(mcs, name, bases, body):
+        Meta.made.append(name)
+        return super().__new__(mcs, name, bases, {**body, "tag": name.lower()})
+class Made(metaclass=Meta): pass
+class Plugin(registered.Plugin):
+    name = "mine"
+    def run(self): return 1
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def run(self): ...
+
+class Config:
+    class Optim:
+        lr = 0.1
+        class Kind(enum.Enum):
+            ADAM = 1
+class Slots:
+    __slots__ = ("a", "__hidden")
+    def __init__(self): self.a, self.__hidden = 1, 2
+    def hidden(self): return self.__hidden
+
+def counter():
+    n = 0
+    def up():
+        nonlocal n
+        n += 1
+        return n
+    def get(): return n
+    return up, get
+up, get = counter()
+
+mapped = np.memmap("mapped", dtype=np.int64, mode="w+", shape=(4, 8))
+part = mapped[1:3, ::-2]
+mapped.flush()
+read_only = np.memmap("mapped", dtype=np.int64, mode="r", offset=8)
+tensor_of_file = torch.from_file("tensor", shared=True, size=16, dtype=torch.int64)
+"""
+
+HOLDS = {
+    "functions with `functools.cache` or `lru_cache`": """
+assert fibonacci(20) == calls(20) == 6765 and calls.__globals__["fibonacci"] is fibonacci
+assert pickle.loads(pickle.dumps(fibonacci)) is fibonacci
+""",
+    "`cached_property` and cached methods": "assert Lazy().once == 42 and Lazy().cached() == 43",
+    "`NewType`, `TypeVar`, `ParamSpec`, generic classes": """
+assert of_user.__annotations__["user"] is UserId and UserId.__supertype__ is int
+assert pickle.loads(pickle.dumps([UserId, P, T])) == [UserId, P, T] and T.__bound__ is int
+assert Box[int]().put(3) == 3 and Box.__parameters__ == (T,)
+""",
+    "`NamedTuple`, `TypedDict`": """
+assert Row().double() == 6 and pickle.loads(pickle.dumps(Row(5))) == Row(5)
+assert Options(lr=0.1) == {"lr": 0.1} and Options.__total__ is False
+""",
+    "objects whose `__reduce__` gives a name": """
+assert is_missing() and is_missing(MISSING) and pickle.loads(pickle.dumps(MISSING)) is MISSING
+""",
+    "Enums, with attributes, aliases, mixed-in types; Flags": """
+assert Planet.MARS.mass == 6.4 and Planet.RED is Planet.MARS and list(Planet) == [Planet.EARTH, Planet.MARS]
+assert Level(2) is Level.HIGH == 2 and Level.HIGH.label == "high" and Day.NEW_YEAR.year == 2020
+assert Access.READ | Access.WRITE is Access.BOTH
+assert all(pickle.loads(pickle.dumps(each)) is each for each in (Planet.RED, Level.LOW, Day.NEW_YEAR, Access.READ))
+""",
+    "classes with `__init_subclass__` or a metaclass": """
+assert Base.known == {"first": First, "second": Second} and Second.__mro__[1] is First
+assert Meta.made == ["Made"] and Made.tag == "made" and type(Made) is Meta
+assert registered.known == {"mine": Plugin} and Plugin().run() == 1
+try: Abstract()
+except TypeError: pass
+else: raise AssertionError("Abstract can be made")
+""",
+    "nested classes": """
+assert Config.Optim.__qualname__ == "Config.Optim"
+assert type(pickle.loads(pickle.dumps(Config.Optim()))) is Config.Optim
+assert pickle.loads(pickle.dumps(Config.Optim.Kind.ADAM)) is Config.Optim.Kind.ADAM
+""",
+    "classes with `__slots__`": """
+slots = Slots()
+assert slots.hidden() == 2 and not hasattr(slots, "__dict__")
+""",
+    "functions that share a `nonlocal` variable": """
+before = get()
+assert up() == get() == before + 1
+""",
+    "`np.memmap` and `torch.from_file(shared=True)`": """
+mapped[0, rank] = part[0, rank] = tensor_of_file[rank] = 10 + rank
+assert mapped[1, 7 - 2 * rank] == 10 + rank and not read_only.flags.writeable
+""",
+}
+
+LIBRARY = """
+known = {}
+class Plugin:
+    def __init_subclass__(cls):
+        assert callable(cls.run), f"{cls.__name__} has no run()"
+        known[cls.name] = cls
+"""
+
+CHECKS = "".join(
+    f"def check_{number}():\n{textwrap.indent(check.strip(), '    ')}\n" for number, check in enumerate(HOLDS.values())
+)
+CELL = f"""
+def said(check):
+    try:
+        check()
+    except BaseException as error:
+        return f"{{type(error).__name__}}: {{error}}"
+{CHECKS}
+came_back = [fibonacci, UserId, P, T, MISSING, Planet.RED, Level.HIGH, Access.BOTH, First, Made, Config.Optim, Slots]
+[said(check) for check in ({", ".join(f"check_{number}" for number in range(len(HOLDS)))})], came_back
+"""
+
+
+@pytest.fixture(params=[*EVERY_METHOD, "kept", "kept, later"], scope="module")
+def kernel_and_said(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Kernel, list[list[str | None]]]]:
+    """What each check says in each of two ranks, None if it holds."""
+    method = "" if "kept" in request.param else f"-m {request.param}"
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        (kernel.folder / "registered.py").write_text(LIBRARY)
+        (kernel.folder / "tensor").write_bytes(bytes(16 * 8))
+        ok(kernel.execute("%load_ext nbspawn" + NOTEBOOK))
+        for _ in range(2 if request.param == "kept, later" else 1):
+            magic = "%%ranks" if kernel.value("'found' in globals()") else f"%%spawn 2 {method}"
+            keep = "--keep" if "kept" in request.param and magic != "%%ranks" else ""
+            ok(kernel.execute(f"{magic} {keep} -o found{CELL}"))
+        yield kernel, kernel.value("[said for said, came_back in found]")
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_it_is_what_it_is_in_the_notebook(kernel_and_said: Any, kind: str) -> None:
+    _, said = kernel_and_said
+    assert [of_rank[list(HOLDS).index(kind)] for of_rank in said] == [None, None]
+
+
+def test_what_comes_back_is_the_notebooks_own(kernel_and_said: Any) -> None:
+    kernel, _ = kernel_and_said
+    here = CELL.partition("came_back = ")[2].partition("\n")[0]
+    same = f"[b is h for _, came_back in found for b, h in zip(came_back, {here})]"
+    assert kernel.value(same) == [True] * 24
+    assert kernel.value("mapped[0, :2].tolist(), tensor_of_file[:2].tolist()") == ([10, 11], [10, 11])
+
+
+def test_the_guide_has_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "what_a_rank_finds.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert [row for row in rows if row in HOLDS] == list(HOLDS)
+
+
+def test_a_rank_pickles_them_itself(kernel: Kernel, method: str) -> None:
+    """Plain pickle finds them by their names: in a file that the notebook reads, in an object collective."""
+    ok(kernel.execute(DEFINED))
+    cell = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+gathered = [None] * 2
+dist.all_gather_object(gathered, [Config.Optim.Kind.ADAM, UserId, cached, Config.Optim()])
+torch.save(Config.Optim(), f"saved-{rank}")
+[kind is Config.Optim.Kind.ADAM and user is UserId and one is cached and type(optim) is Config.Optim
+ for kind, user, one, optim in gathered]
+"""
+    assert ok(kernel.execute(f"%%spawn 2 -m {method}{cell}")).result == "[0-1] [True, True]"
+    assert kernel.value("type(torch.load('saved-1', weights_only=False)) is Config.Optim") is True
+
+
+DEFINED = """
+import enum, functools, typing, torch
+class Config:
+    class Optim:
+        class Kind(enum.Enum):
+            ADAM = 1
+UserId = typing.NewType("UserId", int)
+@functools.cache
+def cached(): return scale * 2
+scale = 3
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_processes_of_a_rank_have_them(kernel: Kernel, method: str, start: str) -> None:
+    """A script's children import the script again. What a pool is sent later has no name there either."""
+    ok(kernel.execute(DEFINED))
+    cell = f"""
+import multiprocessing as mp
+context = mp.get_context({start!r})
+class OfTheCell:
+    def __call__(self, queue): queue.put([self, Config.Optim.Kind.ADAM, cached()])
+queue = context.Queue()
+process = context.Process(target=OfTheCell(), args=(queue,))
+process.start()
+own, kind, number = queue.get()
+process.join()
+with context.Pool(1) as pool:
+    doubled = pool.map(lambda x: x * cached(), range(3))
+type(own) is OfTheCell, kind is Config.Optim.Kind.ADAM, number, doubled, process.exitcode
+"""
+    reply = ok(kernel.execute(f"%%spawn 2 -m {method}{cell}"))
+    assert reply.result == "[0-1] (True, True, 6, [0, 6, 12], 0)"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_workers_of_a_data_loader(kernel: Kernel, method: str, start: str) -> None:
+    """pytorch.org/docs/stable/data.html#platform-specific-behaviors: "wrap your code in a main guard"; a notebook has
+    none."""
+    ok(
+        kernel.execute(
+            "import torch\nfrom torch.utils.data import DataLoader, Dataset\nscale = 3\n"
+            "class Squares(Dataset):\n"
+            "    def __len__(self): return 4\n"
+            "    def __getitem__(self, i): return torch.tensor(i * i * scale)"
+        )
+    )
+    cell = (
+        f"loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context={start!r},\n"
+        "                    worker_init_fn=lambda worker: None)\n[batch.tolist() for batch in loader]"
+    )
+    assert ok(kernel.execute(f"%%spawn 2 -m {method}\n{cell}")).result == "[0-1] [[0, 3], [12, 27]]"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", range(8))
+def test_no_order_of_hashes_makes_a_hollow_class(seed: int) -> None:
+    """Which of a registry and its classes is pickled first depends on it."""
+    program = """
+import sys
+from nbspawn._payload.by_value import ByValue
+class Base:
+    known = {}
+    def __init_subclass__(cls): Base.known[cls.__name__] = cls
+for name in "ABCDEF":
+    globals()[name] = type(name, (Base,), {"get": lambda self: Base.known})
+ByValue(globals()).dump({name: globals()[name] for name in {*"ABCDEF", "Base"}}, sys.stdout.buffer)
+"""
+    load = """
+import pickle, sys
+from nbspawn._payload.by_value import loading
+with loading({}):
+    loaded = pickle.load(sys.stdin.buffer)
+base = loaded.pop("Base")
+assert base.known == loaded, (base.known, loaded)
+assert loaded["A"]().get() is base.known
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    packed = subprocess.run([sys.executable, "-c", program], env=environment, check=True, stdout=subprocess.PIPE)
+    subprocess.run([sys.executable, "-c", load], env=environment, check=True, input=packed.stdout)
