@@ -19,13 +19,10 @@ from typing import Any
 
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from nbspawn._payload.diagnosis import SEND_MODULES, remedy_of_loading
 from nbspawn._protocol.failure import Failure
 from nbspawn._state.wording import on_host, ranges, signal_name
 
-_SEND_MODULES = (
-    "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
-    "first run."
-)
 _FOLLOWED = 12  # failures after the first that are described
 
 
@@ -48,7 +45,8 @@ class StartError(SpawnError):
 
 
 class PayloadError(SpawnError):
-    """A variable of the cell, or a rank's value, cannot be sent between processes; ``culprit`` is its short name."""
+    """A variable of the cell, or a rank's value, cannot be sent between processes, or cannot be loaded in a rank;
+    ``culprit`` is its short name."""
 
     def __init__(self, message: str, culprit: str = "") -> None:
         super().__init__(message)
@@ -121,9 +119,11 @@ def rank_error(
     """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines;
     ``peer_ended``: has a rank ended that has not failed?"""
     first, *rest = root_cause_first(with_echoes(failures, peer_ended))
+    if first.culprit:
+        return _unloaded(first)
     others = tuple(rest)
     if first.host and "ModuleNotFoundError" in first.what:
-        context = [f"{first.host} does not have that module. {_SEND_MODULES}", *context]
+        context = [f"{first.host} does not have that module. {SEND_MODULES}", *context]
     head = f"rank {first.rank} of {world_size}{on_host([first.host])}: {first.summary}"
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
@@ -140,6 +140,16 @@ def rank_error(
             signal_name=signal_name(first.exitcode) if first.exitcode < 0 else None,
         )
     error.describe(first, others, head, context)
+    return error
+
+
+def _unloaded(first: Failure) -> PayloadError:
+    """Where the rank's own code has raised it, with the frames of that."""
+    what = first.what.partition(": ")[2]
+    where = f" (rank {first.rank}{on_host([first.host])})" if first.host else ""
+    text = f"{what}{where}. {remedy_of_loading(what, elsewhere=bool(first.host))}"
+    error = PayloadError(text, first.culprit)
+    error.lines = (*first.traceback.splitlines()[:-1], f"PayloadError: {text}")
     return error
 
 

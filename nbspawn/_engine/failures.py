@@ -28,6 +28,7 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
         ending.crash,
         log_path=os.fspath(files.log(ending.rank)),
         lost_peer=ending.lost_peer,
+        culprit=ending.culprit,
     )
 
 

@@ -74,13 +74,13 @@ def choose(
     try:
         packed = pack()
     except PayloadError as stuck:
-        return _fork_instead(stuck, variables)
+        return fork_instead(stuck, variables)
     try:
         waited = _wait_for_server(needed, environment, give_up)
     except BaseException as failure:
         packed.close()
         if isinstance(failure, StartError):
-            return _fork_instead(failure, variables)
+            return fork_instead(failure, variables)
         raise
     return Start("forkserver", waited or f"everything that the {kind} uses can travel", packed, bool(waited))
 
@@ -113,7 +113,7 @@ def _refuse_unsafe_fork(variables: Mapping[str, object]) -> None:
         )
 
 
-def _fork_instead(refusal: PayloadError | StartError, variables: Mapping[str, object]) -> Start:
+def fork_instead(refusal: PayloadError | StartError, variables: Mapping[str, object]) -> Start:
     """Fork if that is safe: it needs neither a payload nor a server. Otherwise raise one error with both reasons: why
     the fork server cannot be used, and what makes fork unsafe."""
     hazards = stranded(variables) or unsafe_to_fork()

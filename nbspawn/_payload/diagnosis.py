@@ -6,6 +6,8 @@ Only ever run after pickling has failed: it pickles part after part, into nowher
 from __future__ import annotations
 
 import dis
+import os
+import re
 import reprlib
 import sys
 import types
@@ -22,6 +24,10 @@ MAX_DEPTH, MAX_TRIALS = 12, 500  # how deep to look, and how many parts to try
 _INSIDE = "Create it inside the cell"
 OR_FORK = ", or run with -m fork"
 """What helps on one machine only."""
+SEND_MODULES = (
+    "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
+    "first run."
+)
 _REMEDIES = {  # by type, module or package of the type or of a base of it; the most specific first
     "_io": "Open it inside the cell, so that each rank has a file of its own.",
     "_thread": f"{_INSIDE}: locks belong to one process.",
@@ -64,6 +70,32 @@ class UnpicklableError(Exception):
         if self.others:
             text += f" Neither can {', '.join(other.path for other in self.others)}."
         return text
+
+
+class UnloadableError(Exception):
+    """``variable`` has travelled, and cannot be loaded here, in a rank, because of ``error``."""
+
+    def __init__(self, variable: str, error: Exception) -> None:
+        super().__init__(variable, error)
+        self.variable = variable
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.variable} cannot be loaded in a rank: {one_line(self.error)}"
+
+
+def remedy_of_loading(error: str, elsewhere: bool) -> str:
+    """In the kernel: what to do where a rank says this. ``elsewhere``: it is on another machine."""
+    missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
+    if missing is not None:
+        if elsewhere:
+            return SEND_MODULES
+        if file := getattr(sys.modules.get(missing[1].partition(".")[0]), "__file__", None):
+            folder = os.path.dirname(os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file)
+            if folder not in sys.path:
+                return f"The notebook has it from {folder!r}, which is not in sys.path: add it{OR_FORK}."
+        return f"The notebook has it from no file that a rank could find. Import it inside the cell{OR_FORK}."
+    return _DEFAULT_REMEDY.replace(OR_FORK, "") if elsewhere else _DEFAULT_REMEDY
 
 
 def diagnose(

@@ -17,12 +17,12 @@ from multiprocessing import forkserver
 from typing import Any
 
 from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
-from nbspawn._payload.diagnosis import UnpicklableError, diagnose, one_line, trial
-from nbspawn._payload.pickler import Pickler, loads
+from nbspawn._payload.diagnosis import UnloadableError, UnpicklableError, diagnose, one_line, trial
+from nbspawn._payload.pickler import Pickler, being_loaded, by_name, loads
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.messages import Result
 
-__all__ = ["Packed", "UnpicklableError", "Value", "load", "pack", "pack_variables", "track_classes"]
+__all__ = ["Packed", "UnloadableError", "UnpicklableError", "Value", "load", "pack", "pack_variables", "track_classes"]
 
 REPR_LIMIT = 2000  # characters
 _NONE = pickle.dumps(None)
@@ -97,7 +97,7 @@ def pack_variables(
     """
     variables = dict(variables)
     try:
-        pickler, head = _pickled(variables, namespace)
+        pickler, head = _pickled(by_name(variables), namespace)
     except Exception:
         errors = {name: error for name, value in variables.items() if (error := trial(value, namespace))}
     else:
@@ -110,7 +110,7 @@ def pack_variables(
         found[0].others = tuple(found[1:])
         raise found[0] from errors[found[0].variable]
     rest = {name: value for name, value in variables.items() if name not in errors}
-    return pack(rest, namespace, "what the cell uses", most)
+    return pack(by_name(rest), namespace, "what the cell uses", most)
 
 
 def load(
@@ -121,12 +121,15 @@ def load(
 ) -> Any:
     """In the rank: the object that was packed. Functions of the notebook get ``namespace`` as their globals.
 
-    The mapping lives as long as something uses it; ``fds`` may be closed at once. Raises what unpickling raises:
-    ``ModuleNotFoundError``, for one, where the rank cannot import what the notebook did.
+    The mapping lives as long as something uses it; ``fds`` may be closed at once. Raises ``UnloadableError``, where the
+    rank cannot import what the notebook did, for one.
     """
     stream, *large = shared_memory.read(fds, sizes)
     with new_classes_are_the_kernels({} if namespace is None else namespace):
-        return loads(stream, large, spawn_arguments, namespace)
+        try:
+            return loads(stream, large, spawn_arguments, namespace)
+        except Exception as error:
+            raise UnloadableError(being_loaded() or "what the cell uses", error) from error
 
 
 def _too_many(descriptors: int, most: int, name: str) -> UnpicklableError:

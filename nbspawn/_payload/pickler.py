@@ -25,7 +25,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing import context, reduction
 from typing import Any
@@ -246,7 +246,7 @@ class _StandIn:
 
 # ---------------------------------------------------------------- loading: what the stream calls
 
-_current = threading.local()  # its spawn_arguments are those of the load that this thread is in
+_current = threading.local()  # the load that this thread is in
 
 
 def loads(
@@ -257,12 +257,35 @@ def loads(
 ) -> Any:
     """The object again; functions of the notebook get ``namespace`` (an empty one for None) as their globals."""
     before = getattr(_current, "spawn_arguments", ())
-    _current.spawn_arguments = spawn_arguments
+    _current.spawn_arguments, _current.name = spawn_arguments, ""
     try:
         with loading({"__name__": "__main__"} if namespace is None else namespace):
             return pickle.loads(stream, buffers=buffers)
     finally:
         _current.spawn_arguments = before
+
+
+def by_name(variables: Mapping[str, object]) -> dict[object, object]:
+    """The same when it is loaded again; meanwhile ``being_loaded`` tells how far that has come."""
+    return {_Name(name): value for name, value in variables.items()}
+
+
+def being_loaded() -> str:
+    """The variable that this thread has begun to load last."""
+    return getattr(_current, "name", "")
+
+
+class _Name:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], str], tuple[str]]:
+        return _begin, (self._name,)
+
+
+def _begin(name: str) -> str:
+    _current.name = name
+    return name
 
 
 def _rank_get_ipython() -> Any:

@@ -33,6 +33,8 @@ class Failure:
     """``time`` is right to so many seconds: the clocks of other machines are known through messages only."""
     lost_peer: bool = False
     """Was it raised in a collective, and says that the other side does not answer?"""
+    culprit: str = ""
+    """The variable that the rank could not load, if it failed with that."""
     is_echo: bool = False
     """Has it lost a peer that is known to have ended? Then that is why it failed."""
 

@@ -97,7 +97,8 @@ class Raised:
 
     ``line`` is the innermost line of the running cell in the traceback (1-based, as the user sees it), None for a
     plain function. ``lost_peer``: was it raised in a collective, and says that the other side does not answer?
-    ``collectives`` is what the rank's recorder has, if it was raised in a collective.
+    ``collectives`` is what the rank's recorder has, if it was raised in a collective. ``culprit`` is the variable that
+    could not be loaded in the rank, if that is what was raised.
     """
 
     rank: int
@@ -110,6 +111,7 @@ class Raised:
     offset: int
     lost_peer: bool = False
     collectives: Collectives | None = None
+    culprit: str = ""
 
     @property
     def by_quit(self) -> bool:

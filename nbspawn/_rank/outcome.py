@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ Outcome = Returned | Raised | Leaving
 _name_of = type.__dict__["__name__"].__get__
 _frames_of = BaseException.__dict__["__traceback__"].__get__
 
+_LOADING = os.path.dirname(os.path.dirname(__file__)), f"{os.sep}cloudpickle{os.sep}"
+"""Parts of the paths of what loads variables."""
 _NAME = 200  # characters of the name of its class
 _MESSAGE = 2000  # characters of an exception's own text
 _PART = 10_000  # characters of one part of a traceback: a frame, or the message
@@ -58,6 +61,8 @@ def failed(
             code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255
             return Leaving(rank, moment, code, "", stdio.log_offset()) if code else returned(rank, None)
         return Leaving(rank, moment, 1, _text(error.code), stdio.log_offset())
+    if isinstance(error, packing.UnloadableError):
+        return _unloaded(rank, error, moment)
     name, frames = _cut(str.__str__(_name_of(type(error))), _NAME), _without(_frames_of(error), skip)
     try:
         lines = traceback.format_exception(type(error), error, frames)
@@ -70,6 +75,17 @@ def failed(
     with suppress(Exception):
         lost, recorded = has_lost_peer(error), recorder.if_raised_in_collective(error)
     return Raised(rank, moment, name, _text(error), "".join(lines), rendered, line, stdio.log_offset(), lost, recorded)
+
+
+def _unloaded(rank: int, error: packing.UnloadableError, moment: float) -> Raised:
+    """With the frames of the user's own code, if that has raised it."""
+    cause, frames = error.error, _frames_of(error.error)
+    while frames is not None and any(part in frames.tb_frame.f_code.co_filename for part in _LOADING):
+        frames = frames.tb_next
+    lines = [] if frames is None else traceback.format_exception(type(cause), cause, frames)
+    text = "".join(_bounded([*lines, f"PayloadError: {error}\n"]))
+    offset = stdio.log_offset()
+    return Raised(rank, moment, "PayloadError", _text(error), text, (), None, offset, culprit=error.variable)
 
 
 def _text(value: object) -> str:

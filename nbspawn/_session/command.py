@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nbspawn._engine import made_for_one
+from nbspawn._engine.base import Engine
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job
 from nbspawn._results import Results
@@ -14,6 +16,7 @@ from nbspawn._session.options import CommandOptions
 from nbspawn._session.started import StartedRanks
 from nbspawn._session.supervisor import Supervisor
 from nbspawn._state.run import Run
+from nbspawn.errors import PayloadError
 
 
 class Command:
@@ -34,14 +37,29 @@ class Command:
         self.interrupts = interrupts
         self.supervisor = Supervisor(options, ranks.engine, interrupts)
         self._release = release
-        self._run = _begun(ranks, job, selected, started, options.banner)
+        self._begun = partial(_begun, job=job, selected=selected, started=started, banner=options.banner)
+        self._run = self._begun(ranks)
         ranks.used = True
         self.supervisor.open(self._run)
 
-    def finish(self) -> Results[Any]:
-        """Supervise the command to its end; returns its results."""
+    def finish(self, replace_ranks: Callable[[StartedRanks], None] | None) -> Results[Any]:
+        """Supervise the command to its end; returns its results. Other ranks may be started instead, and
+        ``replace_ranks``, if there is something that can."""
+
+        def instead(stuck: PayloadError) -> tuple[Engine, Run]:
+            assert self.ranks.instead is not None
+            assert replace_ranks is not None
+            self.ranks = self.ranks.instead(stuck)
+            replace_ranks(self.ranks)
+            run = self._begun(self.ranks)
+            self.ranks.used = True
+            return self.ranks.engine, run
+
+        may = self.ranks.instead is not None and replace_ranks is not None
         try:
-            return self.supervisor.results(self._run, self.ranks.regroup_if_broken)
+            return self.supervisor.results(
+                self._run, lambda run: self.ranks.regroup_if_broken(run), instead if may else None
+            )
         finally:
             self._release()
             self.ranks.cut = self.ranks.cut or self.supervisor.cut

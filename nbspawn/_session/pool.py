@@ -156,7 +156,7 @@ class Pool:
 
         def finish_and_release() -> Results[Any]:
             try:
-                return self._finish(command)
+                return self._finish(command, may_fork=False)  # in a thread, of which a fork copies that alone
             finally:
                 self._release()
 
@@ -267,14 +267,19 @@ class Pool:
             undo.pop_all()
         return self._command
 
-    def _finish(self, command: Command) -> Results[Any]:
+    def _finish(self, command: Command, may_fork: bool = True) -> Results[Any]:
         try:
-            return command.finish()
+            return command.finish(self._replace if may_fork else None)
         finally:
             if not self.options.keep:
                 self._end(0.0)
             elif not command.ranks.engine.complete:
                 self._end(0.0, "they were killed: they did not react to Stop")
+
+    def _replace(self, ranks: StartedRanks) -> None:
+        before, self._ranks = self._ranks, ranks
+        if before is not None:
+            before.engine.dispose(keep_logs=False)
 
     # ------------------------------------------------------------ the end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +19,7 @@ from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.ray import RayNodes
+from nbspawn._engine.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._rank import settings
@@ -51,6 +52,9 @@ class StartedRanks:
     """Did the notebook show less than their whole output?"""
     regrouped: bool = False
     """Has the process group of ``backend`` been created again?"""
+    instead: Callable[[PayloadError], StartedRanks] | None = None
+    """Starts forked ranks in their place, if none of them can load what the first command needs and the user has left
+    the method to nbspawn. Raises PayloadError if fork is unsafe."""
 
     def send(
         self,
@@ -104,12 +108,16 @@ class StartedRanks:
 
 
 def start_ranks(
-    options: LaunchOptions, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag
+    options: LaunchOptions,
+    job: Job,
+    command: RunCell | RunFunction,
+    interrupts: InterruptFlag,
+    how: Start | None = None,
 ) -> StartedRanks:
     """Start ranks with their first command. Errors as in ``resolve_start`` and ``start`` (_engine/launch.py)."""
     if options.on is not None:
         return _start_on_nodes(options, job, command, interrupts)
-    how = resolve_start(job, options, interrupts)
+    how = resolve_start(job, options, interrupts) if how is None else how
     nprocs = int(options.nprocs)
     note = kinds.named(options.accelerator).note(nprocs, {**os.environ, **options.env}, options.backend)
     notes = (note,) if note else ()
@@ -120,7 +128,12 @@ def start_ranks(
         engine.serve()
     known = [set(job.sources) for _ in range(nprocs)]
     shown = how.title, how.why if how.news else ""
-    return StartedRanks(engine, shown, notes, since, since, known, options.keep)
+    started = StartedRanks(engine, shown, notes, since, since, known, options.keep)
+    if options.start_method == "auto" and how.method == "forkserver":
+        started.instead = lambda stuck: start_ranks(
+            options, job, command, interrupts, fork_instead(stuck, job.variables)
+        )
+    return started
 
 
 def _start_on_nodes(

@@ -28,7 +28,16 @@ from nbspawn._session.stopped import StoppedComparison, asked_for
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall
-from nbspawn.errors import RunTimeoutError, UsageError, interrupted, rank_error, root_cause_first
+from nbspawn.errors import (
+    PayloadError,
+    RunTimeoutError,
+    SpawnError,
+    StartError,
+    UsageError,
+    interrupted,
+    rank_error,
+    root_cause_first,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +70,7 @@ class Supervisor:
         self._recorded = RecordedCollectives(engine)
         self._stacks_at_end: list[str] = []
         self._failed_beside: dict[str, str] = {}
+        self._refused: SpawnError | None = None
         self._profile: Profile
         self.cut = True
         """Did the notebook get less than the ranks' whole output?"""
@@ -96,11 +106,19 @@ class Supervisor:
         self._profile = Profile(run)
         self._view.open(run, self._profile)
 
-    def results(self, run: Run, afterwards: Callable[[Run], Run] = lambda run: run) -> Results[Any]:
-        """Watch the run until it is over, then call ``afterwards``; returns the results, or raises the one error."""
+    def results(
+        self,
+        run: Run,
+        afterwards: Callable[[Run], Run] = lambda run: run,
+        instead: Callable[[PayloadError], tuple[Engine, Run]] | None = None,
+    ) -> Results[Any]:
+        """Watch the run until it is over, then call ``afterwards``; returns the results, or raises the one error. If no
+        rank could load what the command needs, ``instead`` starts others."""
         try:
             try:
                 run = self._until_over(run)
+                if instead is not None and self._none_has_loaded(run):
+                    run = self._until_over(self._go_on_with_others(run, instead))
                 if self._engine.failures and not self._sentences:
                     self._note_end(run, self._clock())
             except BaseException:
@@ -155,6 +173,23 @@ class Supervisor:
                 run = self._ask(run, request)
             if self.asking or request is not None:
                 self._policy.pause(self._clock() - began)
+        return run
+
+    def _none_has_loaded(self, run: Run) -> bool:
+        """Is what the command needs what no rank could load? Then none of the user's code has run."""
+        failures = self._engine.failures
+        return len(failures) == len(run.ranks) and all(one.culprit for one in failures) and not self._interrupts.count
+
+    def _go_on_with_others(self, run: Run, instead: Callable[[PayloadError], tuple[Engine, Run]]) -> Run:
+        stuck = rank_error(self._engine.failures, len(run.ranks))
+        assert isinstance(stuck, PayloadError)
+        try:
+            self._engine, run = instead(stuck)
+        except (PayloadError, StartError) as refused:
+            self._refused = refused
+            return run
+        self._recorded = RecordedCollectives(self._engine)
+        self._interrupts.wakes(self._engine.wake)
         return run
 
     def _stop_unwatched(self, run: Run) -> Run:
@@ -324,6 +359,8 @@ class Supervisor:
         if self._policy.timed_out:
             head = f"the timeout of {self._options.timeout:g} s is over."
             raise RunTimeoutError("\n".join([head, *self._sentences, *self._stacks_at_end, logs]))
+        if self._refused is not None:
+            raise self._refused
         if engine.failures:
             failures = root_cause_first(engine.failures)
             fetched = [

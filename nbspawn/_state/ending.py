@@ -30,6 +30,8 @@ class Ending:
     """Did the user quit the rank's debugger?"""
     lost_peer: bool = False
     """Was it raised in a collective, and says that the other side does not answer?"""
+    culprit: str = ""
+    """The variable that could not be loaded."""
     code: int | None = None
     text: str = ""
     crash: str = ""
@@ -49,6 +51,7 @@ class Ending:
                     event.line,
                     event.by_quit,
                     event.lost_peer,
+                    event.culprit,
                 )
             case Leaving():
                 return Ending(event.rank, event.time, code=event.code, text=event.text)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernels import Kernel, ok
+from kernels import Kernel, ok, who_said
 from methods import EVERY_METHOD
+
+ROOT = Path(__file__).parents[2]
 
 NOTEBOOK = """
 import abc, collections, dataclasses, datetime, enum, functools, pickle, typing
@@ -215,7 +217,7 @@ def test_what_comes_back_is_the_notebooks_own(kernel_and_said: Any) -> None:
 
 
 def test_the_guide_has_the_table() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "guide" / "what_a_rank_finds.md").read_text()
+    text = (ROOT / "docs" / "guide" / "what_a_rank_finds.md").read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert [row for row in rows if row in HOLDS] == list(HOLDS)
 
@@ -289,6 +291,93 @@ def test_workers_of_a_data_loader(kernel: Kernel, method: str, start: str) -> No
         "                    worker_init_fn=lambda worker: None)\n[batch.tolist() for batch in loader]"
     )
     assert ok(kernel.execute(f"%%spawn 2 -m {method}\n{cell}")).result == "[0-1] [[0, 3], [12, 27]]"
+
+
+# ---------------------------------------------------------------- what travels, and does not load
+
+NOT_LOADED = """
+import os, sys, types
+os.makedirs("relative", exist_ok=True)
+os.makedirs("elsewhere", exist_ok=True)
+with open("relative/of_relative_path.py", "w") as _file:
+    _file.write("answer = 5")
+sys.path.append("relative")
+import of_relative_path
+stub = types.ModuleType("a_stub")
+sys.modules["a_stub"] = stub
+exec("class Made: pass", vars(stub))
+made = stub.Made()
+class Fragile:
+    def __setstate__(self, state): raise ValueError("it breaks")
+    def __init__(self): self.x = 1
+fragile = Fragile()
+%cd -q elsewhere
+"""
+REFUSED = {
+    "of_relative_path.answer": "of_relative_path cannot be loaded in a rank: ModuleNotFoundError: No module named "
+    "'of_relative_path'. The notebook has it from '{folder}/relative', which is not in sys.path: add it, or run with "
+    "-m fork.",
+    "made": "made cannot be loaded in a rank: ModuleNotFoundError: No module named 'a_stub'. The notebook has it from "
+    "no file that a rank could find. Import it inside the cell, or run with -m fork.",
+    "fragile.x": "fragile cannot be loaded in a rank: ValueError: it breaks. Create it inside the cell, or run with -m "
+    "fork.",
+}
+
+
+@pytest.fixture(scope="module")
+def not_loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        ok(kernel.execute("%load_ext nbspawn" + NOT_LOADED))
+        yield kernel
+        kernel.assert_no_rank()
+
+
+@pytest.mark.parametrize("used", REFUSED)
+def test_what_does_not_load_is_named(not_loaded: Kernel, used: str) -> None:
+    reply = not_loaded.execute(f"%%spawn 2 -m forkserver\nprint('ran')\n{used}")
+    assert reply.ename == "PayloadError" and reply.evalue == REFUSED[used].format(folder=not_loaded.folder)
+    assert "ran" not in reply.text() and str(ROOT / "nbspawn") not in reply.traceback
+    assert ("it breaks" in reply.traceback.partition("PayloadError")[0]) == (used == "fragile.x"), "the user's frames"
+
+
+@pytest.mark.parametrize("keep", ["", "--keep"])
+@pytest.mark.parametrize("used", REFUSED)
+def test_what_does_not_load_is_inherited(not_loaded: Kernel, used: str, keep: str) -> None:
+    """By default, where fork is safe. The cell has not run before."""
+    reply = ok(not_loaded.execute(f"%%spawn 2 {keep}\nprint('ran')\n{used} is not None"))
+    assert reply.result == "[0-1] True" and who_said(reply.text(), "ran") == {0, 1} and reply.text().count("ran") <= 2
+    assert f"2 ranks · fork: {used.partition('.')[0]} cannot travel, and fork is safe here" in reply.table["text/plain"]
+    if keep:
+        assert ok(not_loaded.execute("%%ranks\nworld_size")).result == "[0-1] 2"
+        ok(not_loaded.execute("%ranks stop"))
+
+
+def test_what_does_not_load_where_fork_is_unsafe(not_loaded: Kernel) -> None:
+    ok(not_loaded.execute("import threading\nheld = threading.Lock()\n_ = held.acquire()\nfragile.held = [held]"))
+    ok(not_loaded.execute("Fragile.__getstate__ = lambda self: {'x': self.x}"))
+    try:
+        reply = not_loaded.execute("%%spawn 2\nfragile.x")
+    finally:
+        ok(not_loaded.execute("del fragile.held, Fragile.__getstate__"))
+    assert reply.ename == "PayloadError" and "fragile cannot be loaded in a rank: ValueError" in reply.evalue
+    assert "And fork, which would need no sending, is unsafe: fragile.held[0] is a lock that is held" in reply.evalue
+
+
+def test_kept_ranks_stay_that_cannot_load_something(not_loaded: Kernel) -> None:
+    ok(not_loaded.execute("%%spawn 2 --keep -m forkserver\nmine = 3"))
+    try:
+        reply = not_loaded.execute("%%ranks --push fragile\nfragile.x")
+        assert reply.ename == "PayloadError" and reply.evalue == REFUSED["fragile.x"]
+        assert ok(not_loaded.execute("%%ranks\nmine")).result == "[0-1] 3"
+    finally:
+        ok(not_loaded.execute("%ranks stop"))
+
+
+@pytest.mark.parametrize("call", ["spawn", "start_processes"])
+def test_a_function_that_does_not_load(not_loaded: Kernel, call: str) -> None:
+    ok(not_loaded.execute("import nbspawn\ndef use(rank): return fragile.x"))
+    reply = not_loaded.execute(f"nbspawn.{call}(use, nprocs=2, start_method='forkserver')")
+    assert reply.ename == "PayloadError" and "fn cannot be loaded in a rank: ValueError: it breaks" in reply.evalue
 
 
 @pytest.mark.extended
