@@ -14,6 +14,7 @@ from IPython.core.alias import default_aliases
 
 from nbspawn._engine.jobs import CellJob
 from nbspawn._notebook import front_end
+from nbspawn._payload import mentioned
 from nbspawn._payload.names import Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.shell import displays
@@ -25,9 +26,11 @@ _MAKE_AGAIN = (
     "The process group was created again after an error. What was built on the old one must be created again, too: "
     "device meshes, FSDP models, subgroups, sharded optimizers."
 )
+_MISSING = re.compile(r"(?:NameError|UndefinedVariableError): (?:name|local variable) '(\w+)' is not defined")
 _BROKEN_GPU = re.compile(r"CUDA error: (device-side assert|an illegal|unspecified launch failure|misaligned address)")
 """An error after which the process cannot use its GPU any more."""
-_EARLIER = re.compile(r"_+|_\d+|_i+|_i\d+")
+_SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open", "_ih", "_oh", "_dh", "_exit_code"}
+"""Variables that IPython has set: each rank has its own."""
 
 
 def job(
@@ -65,12 +68,11 @@ def job(
     )
     notes = tuple(_ignored_breakpoints(shell, filename))
     if push is not None:
-        return CellJob(command, shell.user_ns, *names, notes)
-    # The shell's own names (exit, In, ...), unless the user has rebound them: each rank has its own. The values of
-    # earlier cells (`_`, `_5`) are sent, although IPython hides them in the same way.
-    hidden = {name: value for name, value in shell.user_ns_hidden.items() if not _EARLIER.fullmatch(name)}
-    own = {name for name, value in hidden.items() if shell.user_ns.get(name) is value}
-    return CellJob(command, shell.user_ns, names.required - own, names.optional - own, notes)
+        return CellJob(command, shell.user_ns, names.required, names.optional, notes)
+    hidden = shell.user_ns_hidden  # what startup files have defined, too
+    own = {name for name in _SHELLS & hidden.keys() if shell.user_ns.get(name) is hidden[name]}
+    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns))
+    return CellJob(command, shell.user_ns, names.required - own, optional - own, notes)
 
 
 def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
@@ -107,14 +109,16 @@ def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) ->
             "What this rank does on its GPU fails from now on: %ranks restart starts the ranks again, without their "
             "variables."
         ]
-    missing = re.search(r"NameError: name '(\w+)' is not defined", error.summary)
+    missing = _MISSING.search(error.summary)
+    if missing is None and any("globals()" in line for line in error.lines):
+        missing = re.search(r"KeyError: '(\w+)'", error.summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []
     name = missing[1]
     if kept:
         return [f"{name} exists in the notebook, but not in the ranks: %%ranks --push {name} sends it."]
     or_fork = "" if error.host else ", or use -m fork"
-    return [f"{name} was not sent, because the cell's text does not name it: name it{or_fork}."]
+    return [f"{name} was not sent, because the cell's code does not name it, or in a string only: name it{or_fork}."]
 
 
 def debugged_already(shell: Any) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._payload import classes, cloudpickle_adapter, definitions
+from nbspawn._payload import classes, cloudpickle_adapter, definitions, mentioned
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
 from nbspawn._protocol.garbage import uncollected
 
@@ -54,7 +54,7 @@ class ByValue:
         if issubclass(kind, type):
             return self._class
         if issubclass(kind, types.FunctionType):
-            return self._function
+            return self._reduce_function
         if kind is types.CellType:
             return _cell
         if kind is functools.cached_property:
@@ -64,6 +64,14 @@ class ByValue:
         if definitions.may_be_one_of_a_kind(kind) and not cloudpickle_adapter.has_reducer(kind):
             return self._one_of_a_kind
         return None
+
+    def _reduce_function(self, function: types.FunctionType) -> Any:
+        reduced = self._function(function)
+        if function.__globals__ is self._namespace and (along := mentioned.in_function(function)):
+            make, args, (attributes, slots), *rest = reduced
+            slots = {**slots, "__globals__": {**along, **slots["__globals__"]}}
+            return make, args, (attributes, slots), *rest
+        return reduced
 
     def _class(self, cls: type) -> Any:
         return classes.reduce(cls, self._by_default, self._digest)

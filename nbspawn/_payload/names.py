@@ -9,6 +9,8 @@ gigabyte.
   is called), or only named in the text of a magic. Sent where it can travel, left out without a word where it cannot.
 - not used: surely bound by the cell before it is loaded.
 
+Beside these, the words in its strings may be names of variables (_payload/mentioned.py).
+
 Control flow is followed on the syntax tree; what a straight piece of code loads is taken from its compiled form, so
 that parameters, locals, comprehension variables and scoping rules are the compiler's business and not ours.
 """
@@ -25,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
+from nbspawn._payload import mentioned
+
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}
 _STORES = {"STORE_NAME", "STORE_GLOBAL"}
 _COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
@@ -40,6 +44,8 @@ class Names(NamedTuple):
 
     required: frozenset[str]
     optional: frozenset[str]
+    mentioned: frozenset[str] = frozenset()
+    """Words in its strings."""
 
 
 def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
@@ -81,7 +87,8 @@ def names_used(source: str, filename: str, transform: Callable[[str], str]) -> N
     cell.required |= cell.deferred - cell.optional
     # Every rank has a shell of its own, and dunder names describe the module that the code runs in.
     required = frozenset(name for name in cell.required if name != "get_ipython" and not _is_dunder(name))
-    return Names(required, frozenset(name for name in cell.optional - required if not _is_dunder(name)))
+    optional = frozenset(name for name in cell.optional - required if not _is_dunder(name))
+    return Names(required, optional, mentioned.in_source(tree) - required - optional)
 
 
 class _Cell:
@@ -120,10 +127,13 @@ class _Cell:
                 bound = self._straight(item.context_expr, bound)
                 if item.optional_vars is not None:
                     bound = self._target(item.optional_vars, bound)
-            return self.follow(statement.body, bound)
+            after = self.follow(statement.body, bound)
+            return bound if any(_swallows(item.context_expr) for item in statement.items) else after
         if isinstance(statement, ast.Match):
             bound = self._straight(statement.subject, bound)
             for case in statement.cases:
+                for expression in _compared(case.pattern):
+                    self._straight(expression, bound)
                 captured = self._bind(bound, _captures(case.pattern))
                 if case.guard is not None:
                     captured = self._straight(case.guard, captured)
@@ -205,6 +215,23 @@ def _inner(code: CodeType, deep: bool = False) -> Iterator[CodeType]:
             yield constant
             if deep:
                 yield from _inner(constant, deep)
+
+
+def _swallows(manager: ast.expr) -> bool:
+    """Is it ``contextlib.suppress(...)``, after which the body may not have run to its end?"""
+    called = manager.func if isinstance(manager, ast.Call) else None
+    return getattr(called, "id", getattr(called, "attr", "")) == "suppress"
+
+
+def _compared(pattern: ast.pattern) -> Iterator[ast.expr]:
+    """What the pattern evaluates: ``Color.RED``, the class in ``Point(x=0)``."""
+    for node in ast.walk(pattern):
+        if isinstance(node, ast.MatchValue):
+            yield node.value
+        elif isinstance(node, ast.MatchClass):
+            yield node.cls
+        elif isinstance(node, ast.MatchMapping):
+            yield from node.keys
 
 
 def _captures(pattern: ast.pattern) -> set[str]:

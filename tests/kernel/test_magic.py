@@ -681,9 +681,43 @@ def test_views(kernel: Kernel, kind: str) -> None:
         assert "✓ done" in reply.table["text/plain"]
 
 
+def test_variables_that_only_strings_name(kernel: Kernel, method: str) -> None:
+    """In the cell, and in a function that it calls; where one is too large, the error says what to do."""
+    pytest.importorskip("pandas")
+    ok(
+        kernel.execute(
+            "import pandas as pd\ntable = pd.DataFrame({'a': [1, 2, 3]})\nlimit, rate, large = 1, 0.5, [0] * 10**6\n"
+            "def count():\n    return len(table.query('a > @limit')), globals()['rate'], '{rate}'.format_map(globals())"
+        )
+    )
+    assert values(kernel, f"%%spawn 2 -m {method}\ncount()") == [(2, 0.5, "0.5")] * 2
+    cell = "len(table.query('a > @limit')), pd.eval('rate * 2'), eval('limit'), globals()['rate']"
+    assert values(kernel, f"%%spawn 2 -m {method}\n{cell}") == [(2, 1.0, 1, 0.5)] * 2
+    for used in ("table.query('a in @large')", "globals()['large']", "eval('large')"):
+        reply = kernel.execute(f"%%spawn 2 -m {method}\n{used}")
+        if method == "fork":
+            ok(reply)
+        else:
+            assert (
+                "large was not sent, because the cell's code does not name it, or in a string only" in reply.traceback
+            )
+
+
+def test_what_startup_files_define(tmp_path: Path) -> None:
+    """IPython hides it from ``%who``, as it hides its own variables."""
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "start.py").write_text("import math\nfactor = 7\ndef scaled(x):\n    return x * factor\n")
+    with Kernel(tmp_path, IPYTHONDIR=str(tmp_path / "ipython")) as kernel:
+        ok(kernel.execute("%load_ext nbspawn\n1 + 1"))
+        assert values(kernel, "%%spawn 2\nscaled(2), factor, math.floor(2.5)") == [(14, 7, 2)] * 2
+        reply = ok(kernel.execute("%%spawn 2\nIn, Out, exit"))
+        assert "ExitAutocall" in reply.result and "factor" not in reply.result
+
+
 def test_a_variable_that_the_cell_does_not_name(kernel: Kernel) -> None:
     """``eval`` hides it from us; the error says what to do instead of leaving the user to wonder."""
     assert kernel.execute("hidden_variable = 5").status == "ok"
     reply = kernel.execute("%%spawn 2 -m forkserver\neval('hidden_' + 'variable')")
-    assert "hidden_variable was not sent, because the cell's text does not name it" in reply.traceback
+    assert "hidden_variable was not sent, because the cell's code does not name it" in reply.traceback
     assert kernel.execute("%%spawn 2 -m fork\neval('hidden_' + 'variable')").status == "ok"

@@ -16,7 +16,7 @@ def used(source: str) -> Names:
 
     names = names_used(dedent(source), "<cell>", TransformerManager().transform_cell)
     plain = frozenset(dir(builtins))
-    return Names(names.required - plain, names.optional - plain)
+    return Names(names.required - plain, names.optional - plain, names.mentioned)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,9 @@ def used(source: str) -> Names:
         ("try:\n    import z\nexcept ImportError as e:\n    z = e\nz", "", ""),
         ("try:\n    y = 1\nexcept Err:\n    pass\nelse:\n    w = y\nfinally:\n    q = y\nq, w", "Err", "w y"),
         ("match p:\n    case [a, *b] if a > k:\n        a, b\n    case {'x': c, **d}:\n        c, d\nc", "k p", "c"),
+        ("match p:\n    case K.A | Point(x=K.B) | {K.C: _}:\n        pass", "K Point p", ""),
+        ("with suppress(ImportError):\n    import fast\n    fast.on()\nfast", "suppress", "fast"),
+        ("with contextlib.suppress(E) as s, a:\n    y = 1\ny", "E a contextlib", "y"),
         ("if (n := len(data)) > 1:\n    print(n)", "data", "n"),
         ("def f():\n    return model, later\nmodel = 1\nif x:\n    later = 1", "x", "later model"),
         ("def f():\n    global total\n    total = 1\nf()\ntotal", "", "total"),
@@ -84,6 +87,11 @@ def test_magics_are_soft(source: str, optional: str) -> None:
     names = used(source)
     assert names.required == set()
     assert names.optional == set(optional.split())
+
+
+def test_words_in_strings() -> None:
+    assert used("df.query('a > @limit')").mentioned == {"a", "limit"}
+    assert used("f'{x} y'; x['key']").mentioned == {"y", "key"}
 
 
 def test_bad_source_is_a_syntax_error() -> None:
