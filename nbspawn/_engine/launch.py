@@ -33,6 +33,7 @@ from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.resources import Resources
 from nbspawn._engine.start_method import Start
 from nbspawn._payload import packing
+from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import MARK, Launch, RunFiles
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
@@ -211,6 +212,8 @@ def _launch(
         long_group_timeout=options.long_group_timeout or options.debugpy or options.keep,
         debugpy=options.debugpy,
         settings=notebook,
+        process=process_state.read() if how.method == "forkserver" and place.master is None else None,
+        default_method=multiprocessing.get_start_method(allow_none=True),
         command=command,
         foreign=inherited.kernel_sockets() if how.packed is None else (),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.place import Place
+from nbspawn._protocol.process_state import ProcessState
 from nbspawn._protocol.settings import Settings
 
 MARK = "NBSPAWN_RUN"
@@ -103,6 +104,10 @@ class Launch:
     """Where the kernel finds modules, now."""
     settings: Settings
     """The notebook's."""
+    process: ProcessState | None
+    """The kernel's; None on another machine."""
+    default_method: str | None
+    """What the notebook has given to ``multiprocessing.set_start_method``, for the processes of ranks."""
     command: RunFunction | RunCell
     """What to run first. It comes along, so that ranks run whether or not the kernel listens by then."""
     seed: int | None = None

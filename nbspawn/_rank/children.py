@@ -1,4 +1,4 @@
-"""Processes that a rank starts by spawn or forkserver (a DataLoader's workers, a pool): they get what the notebook has.
+"""multiprocessing in a rank, which is like a program: it may choose its start method, and its processes have all of it.
 
 multiprocessing pickles functions and classes of ``__main__`` by name, and has the new process run the main script again
 to find them. A rank has no script that could be run. So what it sends to such a process, at its start and later through
@@ -11,12 +11,25 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from multiprocessing import reduction
+from multiprocessing import context, process, reduction
 from typing import Any
 
 from nbspawn._payload import classes
 from nbspawn._payload.by_value import ByValue, loading
 from nbspawn._payload.cloudpickle_adapter import Reducer
+
+
+def begin(default_method: str | None) -> None:
+    """Be the main process of a program that has just begun. Its default start method is the notebook's, and it may set
+    another one."""
+    default: Any = context._default_context
+    default._actual_context = None
+    if default_method is not None:
+        default._default_context = default.get_context(default_method)
+    own: Any = process.current_process()
+    own.name, own._identity = "MainProcess", ()
+    process._parent_process = None  # type: ignore[attr-defined]
+    serve()
 
 
 def serve() -> None:

@@ -45,12 +45,22 @@ def set_environment(info: RankInfo) -> None:
     after_import("torch", functools.partial(_set_older_name, size))
     # Else NCCL's watchdog aborts the process after an error of the device, while Python is about to raise it.
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
+    time.tzset()
+    after_import("torch.distributed", _set_debug_level)
 
 
 def _set_older_name(size: str) -> None:
     """Later ones would warn that it is deprecated."""
     if sys.modules["torch"].__version__ < (2, 7):
         os.environ.setdefault(_BEFORE_2_7, size)
+
+
+def _set_debug_level() -> None:
+    """torch reads TORCH_DISTRIBUTED_DEBUG when it is imported, which was in the fork server, or in the kernel."""
+    distributed: Any = sys.modules["torch.distributed"]
+    if distributed.is_available():
+        distributed.set_debug_level_from_env()
 
 
 def serve_own_rendezvous(info: RankInfo) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
+from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import (
     UNGROUPED,
@@ -106,9 +107,11 @@ def main(rank: int, launch: Launch) -> None:
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:] = launch.sys_path
         preloaded.forget_shadowed()
+        if launch.process is not None:
+            process_state.put(launch.process)
         settings.put(launch.settings)
     libraries.forget_process_state()
-    children.serve()
+    children.begin(launch.default_method)
     seeds.sow(info)
     environment.set_threads(info)
     environment.serve_own_rendezvous(info)

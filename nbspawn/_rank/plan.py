@@ -98,12 +98,18 @@ def resident() -> int:
         return 0
 
 
+_READ_BY_NATIVE_CODE = (  # once, when the interpreter or torch's libraries start
+    *("PYTHONHASHSEED", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+)
+
+
 @contextmanager
 def recording() -> Iterator[dict[str, tuple[str | None, str | None]]]:
     """Record which environment variables are read while modules are imported. What the modules derive from them must
-    not be copied into a rank with other values. (Not recorded: reads by native code, and iterations over all
-    variables.)"""
-    names: set[str] = set()
+    not be copied into a rank with other values. (Not recorded: iterations over all variables, and reads by native code
+    but for those of Python's and torch's that are known.)"""
+    names = set(_READ_BY_NATIVE_CODE)
     found: dict[str, tuple[str | None, str | None]] = {}
     before = dict(os.environ)
     usual: Any = type(os.environ)

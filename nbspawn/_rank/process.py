@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import fcntl
+import functools
 import math
 import mmap
 import os
@@ -13,10 +15,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from nbspawn._rank.channel import Channel
 
@@ -130,6 +133,7 @@ class Interrupts:
         self._rank = rank
         self._seen = 0
         self._pending = False
+        self._own = False
         self._unhandled_since = math.inf
         self._enabled = False
         self._channel: Channel | None = None
@@ -141,14 +145,29 @@ class Interrupts:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._notice_own()
         self(signal.SIGINT, None)  # one that was announced before there was a handler for it
 
     def begin(self, announced: int) -> None:
         """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one. A
         library may have put its own handler in the place of this one (Lightning, which ignores a second Stop)."""
         signal.signal(signal.SIGINT, self)
-        self._seen, self._pending, self._unhandled_since = announced, False, math.inf
+        self._seen, self._pending, self._own, self._unhandled_since = announced, False, False, math.inf
         self(signal.SIGINT, None)
+
+    def _notice_own(self) -> None:
+        """Handle those, too, that the user's code sends to its own process; a handler is not told who has sent it."""
+        for module, name in ((_thread, "interrupt_main"), (signal, "raise_signal"), (os, "kill")):
+            setattr(module, name, self._noticed(getattr(module, name)))
+
+    def _noticed(self, send: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(send)
+        def noticed(*args: Any) -> None:
+            *to, signum = args or (signal.SIGINT,)
+            self._own = self._own or (signum == signal.SIGINT and to in ([], [os.getpid()]))
+            send(*args)
+
+        return noticed
 
     def unhandled(self, seconds: float) -> bool:
         """Has an announced interrupt not come through to Python for so long? To be asked again and again, from another
@@ -179,8 +198,9 @@ class Interrupts:
             self._enabled = before
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        announced = self._announced[self._rank]
-        if announced == self._seen:
+        announced, own = self._announced[self._rank], self._own
+        self._own = False
+        if announced == self._seen and not own:
             return
         self._seen = announced
         self._pending = True

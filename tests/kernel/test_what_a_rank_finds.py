@@ -403,6 +403,91 @@ def test_a_forked_rank_takes_its_own_gpu_for_the_default_device(kernel: Kernel) 
         ok(kernel.execute("torch.set_default_device(None)"))
 
 
+@METHODS
+def test_what_processes_inherit(own_kernel: Kernel, method: str) -> None:
+    """Limits, umask, niceness, processors: of the kernel as it is now, not as it was when the fork server began."""
+    ok(own_kernel.execute("from nbspawn._engine.forkserver import server; _ = server.get()"))
+    ok(
+        own_kernel.execute(
+            "import os, resource\nos.umask(0o027), os.nice(1), os.sched_setaffinity(0, {0})\n"
+            "resource.setrlimit(resource.RLIMIT_CORE, (0, 0)), resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 5000))"
+        )
+    )
+    cell = "from nbspawn._protocol import process_state\nopen(f'made-{rank}', 'w').close()\ntuple(process_state.read())"
+    ok(own_kernel.execute(f"%%spawn 2 -m {method} -o found\n{cell}"))
+    assert own_kernel.value("list(found)") == [own_kernel.value(cell.replace("{rank}", "kernel"))] * 2
+    assert (own_kernel.folder / "made-1").stat().st_mode & 0o777 == 0o640
+
+
+@METHODS
+def test_multiprocessing_is_as_in_a_program(kernel: Kernel, method: str) -> None:
+    cell = """
+import multiprocessing as mp
+before = mp.current_process().name, mp.parent_process(), mp.get_start_method(allow_none=True)
+mp.set_start_method("spawn")
+try:
+    mp.set_start_method("fork")
+except RuntimeError as error:
+    after = *before, str(error), mp.get_context().Process().name
+after
+"""
+    reply = ok(kernel.execute(f"%%spawn 2 -m {method}{cell}"))
+    assert reply.result == "[0-1] ('MainProcess', None, None, 'context has already been set', 'SpawnProcess-1')"
+
+
+@METHODS
+def test_a_start_method_that_the_notebook_has_set(own_kernel: Kernel, method: str) -> None:
+    ok(own_kernel.execute("import multiprocessing as mp\nmp.set_start_method('forkserver')"))
+    cell = "before = mp.get_start_method()\nmp.set_start_method('fork', force=True)\nbefore"
+    assert ok(own_kernel.execute(f"%%spawn 2 -m {method}\n{cell}")).result == "[0-1] 'forkserver'"
+    assert own_kernel.value("mp.get_start_method()") == "forkserver"
+
+
+@METHODS
+@pytest.mark.parametrize("how", ["", "--env "])
+def test_environment_that_native_code_reads(own_kernel: Kernel, method: str, how: str) -> None:
+    """torch's debug level, the time zone."""
+    ok(own_kernel.execute("%%spawn 1\n1"))
+    given = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TZ": "Asia/Tokyo"}
+    if not how:
+        ok(own_kernel.execute("\n".join(f"%env {name}={value}" for name, value in given.items())))
+    options = " ".join(f"--env {name}={value}" for name, value in given.items()) if how else ""
+    cell = "import time, torch.distributed as dist\ndist.get_debug_level().name, time.localtime(0).tm_hour"
+    assert ok(own_kernel.execute(f"%%spawn 2 -m {method} {options}\n{cell}")).result == "[0-1] ('DETAIL', 9)"
+
+
+def test_environment_that_is_read_once(own_kernel: Kernel) -> None:
+    """By the interpreter: a new fork server has it."""
+    ok(own_kernel.execute("%%spawn 1\n1\n"))
+    ok(own_kernel.execute("%env PYTHONHASHSEED=5"))
+    reply = ok(own_kernel.execute("%%spawn 2 -o found\nimport os, subprocess, sys\nhash('text')"))
+    assert "start again, since PYTHO" in reply.table["text/plain"]
+    fresh = "import subprocess, sys\nint(subprocess.check_output([sys.executable, '-c', 'print(hash(\"text\"))']))"
+    assert own_kernel.value("list(found)") == [own_kernel.value(fresh)] * 2
+    ok(own_kernel.execute("%env PYTHONHASHSEED=0"))
+
+
+@METHODS
+@pytest.mark.parametrize(
+    "send", ["_thread.interrupt_main()", "signal.raise_signal(signal.SIGINT)", "os.kill(os.getpid(), signal.SIGINT)"]
+)
+def test_a_rank_that_interrupts_itself(kernel: Kernel, method: str, send: str) -> None:
+    """As in any program; a timer's thread does it, for one. A stranger's signal is not for a rank."""
+    cell = f"""
+import _thread, os, signal, subprocess, sys, threading, time
+subprocess.run(["kill", "-INT", str(os.getpid())])
+threading.Timer(0.01, lambda: {send}).start()
+try:
+    time.sleep(50)
+except KeyboardInterrupt:
+    interrupted = True
+interrupted
+"""
+    assert ok(kernel.execute(f"%%spawn 2 -m {method}{cell}")).result == "[0-1] True"
+    reply = kernel.execute(f"%%spawn 2 -m {method}\nimport _thread, os, signal\nif rank == 1: {send}\nrank")
+    assert reply.ename == "RankRaisedError" and "rank 1 of 2: KeyboardInterrupt" in reply.traceback
+
+
 def test_a_directory_that_has_been_deleted(kernel: Kernel) -> None:
     ok(kernel.execute("import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')"))
     try:

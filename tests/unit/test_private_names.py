@@ -383,6 +383,13 @@ MULTIPROCESSING = (
     Name("multiprocessing.util._exit_function", takes()),
     Name("multiprocessing.context._concrete_contexts", lambda known: is_a(dict)(known) or known["spawn"]),
     Name("multiprocessing.context._default_context._actual_context", is_there),
+    Name("multiprocessing.context._default_context._default_context", has("get_context")),
+    Name(
+        "multiprocessing.process.BaseProcess._identity",
+        is_a(tuple),
+        find=lambda: found("multiprocessing").current_process()._identity,
+    ),
+    Name("multiprocessing.process._parent_process", equals(None)),
     Name("multiprocessing.context.set_spawning_popen", takes(None)),
     Name("multiprocessing.context.get_spawning_popen", takes()),
     Name("multiprocessing.process.BaseProcess._Popen", is_there, find=lambda: found("multiprocessing").Process._Popen),

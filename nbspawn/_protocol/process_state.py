@@ -1,0 +1,58 @@
+"""What a process hands on to its children, read in the kernel and put into force in a rank: limits, umask, niceness,
+processors. A fork server hands on its own, which are as old as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from contextlib import suppress
+from typing import NamedTuple
+
+_LIMITS = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
+
+
+class ProcessState(NamedTuple):
+    """``limits`` are the soft and the hard one of each resource; ``umask`` and ``nice`` None where it is not known,
+    ``processors`` empty."""
+
+    limits: dict[str, tuple[int, int]]
+    umask: int | None
+    nice: int | None
+    processors: tuple[int, ...]
+
+
+def read() -> ProcessState:
+    """This process's; takes 50 microseconds."""
+    limits: dict[str, tuple[int, int]] = {}
+    for name, number in _LIMITS.items():
+        with suppress(OSError, ValueError):  # not every kernel has each of them
+            limits[name] = resource.getrlimit(number)
+    umask: int | None = None
+    nice: int | None = None
+    processors: tuple[int, ...] = ()
+    with suppress(OSError), open("/proc/thread-self/status") as file:  # to ask for it is to set it, for all threads
+        if found := re.search(r"^Umask:\s*(\d+)", file.read(), re.MULTILINE):
+            umask = int(found[1], 8)
+    with suppress(OSError):
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(OSError, AttributeError):  # not on macOS
+        processors = tuple(sorted(os.sched_getaffinity(0)))
+    return ProcessState(limits, umask, nice, processors)
+
+
+def put(wanted: ProcessState) -> None:
+    """Have this process be as that one, as far as it may: a lower niceness, or a higher limit, is for root."""
+    present = read()
+    for name, limits in wanted.limits.items():
+        if name in _LIMITS and limits != present.limits.get(name):
+            with suppress(OSError, ValueError):
+                resource.setrlimit(_LIMITS[name], limits)
+    if wanted.umask is not None and wanted.umask != present.umask:
+        os.umask(wanted.umask)
+    if wanted.nice is not None and wanted.nice != present.nice:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, wanted.nice)
+    if wanted.processors and wanted.processors != present.processors:
+        with suppress(OSError, AttributeError):
+            os.sched_setaffinity(0, wanted.processors)
