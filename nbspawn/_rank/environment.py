@@ -45,7 +45,6 @@ def set_environment(info: RankInfo) -> None:
     after_import("torch", functools.partial(_set_older_name, size))
     # Else NCCL's watchdog aborts the process after an error of the device, while Python is about to raise it.
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as under torchrun
     time.tzset()
     after_import("torch.distributed", _set_debug_level)
 
