@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from multiprocessing import forkserver
 from typing import Any
 
@@ -25,6 +26,7 @@ from nbspawn._protocol.messages import Result
 __all__ = ["Packed", "UnloadableError", "UnpicklableError", "Value", "load", "pack", "pack_variables", "track_classes"]
 
 REPR_LIMIT = 2000  # characters
+_LOOKED_INTO = 3  # containers in each other
 _NONE = pickle.dumps(None)
 
 DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 16
@@ -210,7 +212,21 @@ def _value(*fields: Any) -> Value:
 
 def _shown(obj: object) -> str:
     try:
-        text = str.__str__(repr(obj))  # not a subclass, which the kernel would have to load
+        text = str.__str__(_repr(obj))  # not a subclass, which the kernel would have to load
     except Exception as error:
         text = f"<{type(obj).__name__}, whose repr raises {one_line(error)}>"
     return text if len(text) <= REPR_LIMIT else text[: REPR_LIMIT - 3] + "..."
+
+
+def _repr(obj: Any, depth: int = 0) -> str:
+    """Its repr, but of a large builtin only so much as is shown."""
+    kind = type(obj)
+    if kind in (str, bytes, bytearray):
+        return repr(obj[:REPR_LIMIT])
+    if depth > _LOOKED_INTO or kind not in (list, tuple, dict):
+        return repr(obj)
+    if kind is dict:
+        pairs = islice(obj.items(), REPR_LIMIT)
+        return "{" + ", ".join(f"{_repr(key, depth + 1)}: {_repr(value, depth + 1)}" for key, value in pairs) + "}"
+    inside = ", ".join(_repr(item, depth + 1) for item in islice(obj, REPR_LIMIT))
+    return f"[{inside}]" if kind is list else f"({inside},)" if len(obj) == 1 else f"({inside})"

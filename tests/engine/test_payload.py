@@ -627,6 +627,22 @@ def test_text_is_bounded_and_never_raises() -> None:
         Value(Result(b"cgone_module\nx\n.")).get()
 
 
+class Counted:
+    shown = 0
+
+    def __repr__(self) -> str:
+        Counted.shown += 1
+        return "counted"
+
+
+def test_text_is_made_once_and_no_more_of_it_than_is_shown() -> None:
+    assert Value.of(Counted()).text() == "counted" and Counted.shown == 1
+    assert len(Value.of({"many": [Counted()] * 1_000_000}).text()) == 2000
+    assert Counted.shown <= 1 + 2000
+    for value in ([1, ("a",), {"b": ()}], (1,), (), {}, [], {1: [2]}, "a'b", b"c", bytearray(b"d"), [[[[[["deep"]]]]]]):
+        assert Value.of(value).text() == repr(value)
+
+
 class Shy:
     def __repr__(self) -> str:
         raise RuntimeError("no")
