@@ -61,6 +61,8 @@ class ByValue:
             return _cached_property
         if definitions.is_definition(kind):
             return self._definition
+        if definitions.is_mark(kind):
+            return definitions.reduce_mark
         if definitions.may_be_one_of_a_kind(kind) and not cloudpickle_adapter.has_reducer(kind):
             return self._one_of_a_kind
         return None

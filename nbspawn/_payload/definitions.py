@@ -8,6 +8,7 @@ for there, and made of its attributes where it is not.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import operator
@@ -95,6 +96,18 @@ _PARTS: dict[type, Callable[[Any], Any]] = {
 
 
 # ---------------------------------------------------------------- one of a kind
+
+_MARKS = {type(dataclasses.MISSING): "MISSING", type(dataclasses.KW_ONLY): "KW_ONLY"}
+
+
+def is_mark(kind: type) -> bool:
+    """Is the only object of this type one that dataclasses compare with?"""
+    return kind in _MARKS
+
+
+def reduce_mark(mark: object) -> Any:
+    """By its name; by itself it would be another object."""
+    return getattr, (dataclasses, _MARKS[type(mark)])
 
 
 def may_be_one_of_a_kind(kind: type) -> bool:

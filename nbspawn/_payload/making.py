@@ -22,6 +22,8 @@ from nbspawn._payload import cloudpickle_adapter
 
 _IN_BODY = ("__module__", "__orig_bases__", "__slots__")  # attributes that must be there when the class is made
 _OF_ENUM = {"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_"}  # of a member: what Enum itself sets
+_MUTABLE = (list, dict, set, bytearray)
+_NOT_SENT = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotate_func__"}
 _HOOK = "__init_subclass__"
 
 _lock = threading.RLock()
@@ -35,7 +37,17 @@ def parts(cls: Any, by_default: Any) -> Any:
     body = {name: own[name] for name in _IN_BODY if name in own} | {"__qualname__": cls.__qualname__}
     if isinstance(own.get("__dict__"), property):
         body["__dict__"] = own["__dict__"]
-    members = list(cls.__members__.items()) if issubclass(cls, enum.Enum) else []
+    is_enum = issubclass(cls, enum.Enum)
+    members = list(cls.__members__.items()) if is_enum else []
+    made = dict(members)
+    attributes = {name: value for name, value in attributes.items() if name not in made and not _is_slot(cls, value)}
+    if not is_enum:  # cloudpickle leaves out what a base has as well, which may change
+        attributes |= {name: own[name] for name in own.keys() - _NOT_SENT if _has_too(cls.__bases__, name, own[name])}
+    body = {name: own[name] for name in _IN_BODY if name in own} | {"__qualname__": cls.__qualname__}
+    if isinstance(own.get("__dict__"), property):
+        body["__dict__"] = own["__dict__"]
+    is_enum = issubclass(cls, enum.Enum)
+    members = list(cls.__members__.items()) if is_enum else []
     made = dict(members)
     attributes = {name: value for name, value in attributes.items() if name not in made and not _is_slot(cls, value)}
     made_with = [(name, _arguments(cls, member), member._value_) for name, member in members]
@@ -51,6 +63,10 @@ def parts(cls: Any, by_default: Any) -> Any:
     )
 
 
+def _has_too(bases: Iterable[type], name: str, value: object) -> bool:
+    return any(vars(base).get(name, _HOOK) is value for base in bases)
+
+
 def _is_slot(cls: type, value: object) -> bool:
     """``__slots__`` makes it again."""
     return isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
@@ -59,6 +75,8 @@ def _is_slot(cls: type, value: object) -> bool:
 def _arguments(cls: Any, member: Any) -> tuple[Any, ...]:
     """With which the type that is mixed in, as in ``class Size(float, Enum)``, makes this member."""
     kind = cls._member_type_
+    if kind in _MUTABLE:
+        return (kind(member),)
     if hasattr(kind, "__getnewargs__"):
         return tuple(kind.__getnewargs__(member))
     return tuple(kind.__reduce__(member)[1]) if kind.__reduce__ is not object.__reduce__ else ()
@@ -104,7 +122,10 @@ def _made(metaclass: Any, name: str, bases: tuple[Any, ...], body: dict[str, Any
 
         def make_member(cls: Any, *ignored: object) -> Any:
             _, arguments, value = next(rest)
-            member = cls._member_type_.__new__(cls, *arguments)
+            kind = cls._member_type_
+            member = kind.__new__(cls, *arguments)
+            if kind in _MUTABLE:
+                kind.__init__(member, *arguments)
             member._value_ = value
             return member
 

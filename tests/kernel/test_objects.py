@@ -61,6 +61,8 @@ class Level(int, enum.Enum):
     LOW, HIGH = (1, "low"), (2, "high")
 class Day(datetime.date, enum.Enum):
     NEW_YEAR = 2020, 1, 1
+class Limits(dict, enum.Enum):
+    SMALL = {"steps": 1}
 class Access(enum.Flag):
     READ, WRITE, BOTH = 1, 2, 3
 
@@ -83,6 +85,14 @@ class Plugin(registered.Plugin):
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def run(self): ...
+
+class Shape:
+    sides = None
+class Square(Shape):
+    sides = None
+@dataclasses.dataclass
+class Training:
+    steps: list = dataclasses.field(default_factory=list)
 
 class Config:
     class Optim:
@@ -132,6 +142,7 @@ assert is_missing() and is_missing(MISSING) and pickle.loads(pickle.dumps(MISSIN
     "Enums, with attributes, aliases, mixed-in types; Flags": """
 assert Planet.MARS.mass == 6.4 and Planet.RED is Planet.MARS and list(Planet) == [Planet.EARTH, Planet.MARS]
 assert Level(2) is Level.HIGH == 2 and Level.HIGH.label == "high" and Day.NEW_YEAR.year == 2020
+assert dict(Limits.SMALL) == {"steps": 1} and Limits({"steps": 1}) is Limits.SMALL
 assert Access.READ | Access.WRITE is Access.BOTH
 assert all(pickle.loads(pickle.dumps(each)) is each for each in (Planet.RED, Level.LOW, Day.NEW_YEAR, Access.READ))
 """,
@@ -142,6 +153,11 @@ assert registered.known == {"mine": Plugin} and Plugin().run() == 1
 try: Abstract()
 except TypeError: pass
 else: raise AssertionError("Abstract can be made")
+""",
+    "dataclasses, and classes that repeat an attribute of a base": """
+Shape.sides = 3
+assert Square.sides is None and Training().steps == []
+assert dataclasses.fields(Training)[0].default is dataclasses.MISSING
 """,
     "nested classes": """
 assert Config.Optim.__qualname__ == "Config.Optim"
