@@ -15,6 +15,7 @@ import functools
 import pickle
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,6 +62,8 @@ class ByValue:
             return _cached_property
         if definitions.is_definition(kind):
             return self._definition
+        if kind in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+            return _weak_dict
         if definitions.is_mark(kind):
             return definitions.reduce_mark
         if definitions.may_be_one_of_a_kind(kind) and not cloudpickle_adapter.has_reducer(kind):
@@ -92,6 +95,11 @@ def _cell(cell: types.CellType) -> Any:
     except ValueError:
         contents = None
     return _empty_cell, (), contents, None, None, _fill
+
+
+def _weak_dict(mapping: Any) -> Any:
+    """``functools.singledispatch`` has one."""
+    return type(mapping), (dict(mapping),)
 
 
 def _cached_property(cached: Any) -> Any:

@@ -121,8 +121,14 @@ def reduce_one_of_a_kind(obj: Any, returning: bool) -> Any:
     """What its ``__reduce__`` gives, unless that is a name in ``__main__``. ``returning``: on the way to the kernel."""
     reduced = obj.__reduce_ex__(5)
     if isinstance(reduced, str) and obj.__module__ == "__main__":
-        return _one_of_a_kind, (reduced, type(obj), dict(vars(obj)), not returning)
+        return _one_of_a_kind, (reduced, type(obj), _attributes(obj), not returning)
     return reduced
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    slots = [vars(kind).get("__slots__", ()) for kind in type(obj).__mro__]
+    names = {name for some in slots for name in ((some,) if isinstance(some, str) else some)}
+    return {name: getattr(obj, name) for name in {*names, *getattr(obj, "__dict__", ())} if hasattr(obj, name)}
 
 
 def _one_of_a_kind(name: str, kind: Any, attributes: dict[str, Any], bind: bool) -> Any:
@@ -131,7 +137,8 @@ def _one_of_a_kind(name: str, kind: Any, attributes: dict[str, Any], bind: bool)
     if type(found) is kind:
         return found
     made = kind.__new__(kind)
-    vars(made).update(attributes)
+    for attribute, value in attributes.items():
+        object.__setattr__(made, attribute, value)
     if bind:
         main.__dict__.setdefault(name, made)
     return made

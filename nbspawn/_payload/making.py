@@ -53,10 +53,11 @@ def parts(cls: Any, by_default: Any) -> Any:
     made_with = [(name, _arguments(cls, member), member._value_) for name, member in members]
     got = {name: {key: value for key, value in vars(member).items() if key not in _OF_ENUM} for name, member in members}
     tracker = cloudpickle_adapter.make_class_id(cls)
+    first = {name: attributes.pop(name) for name in ("__hash__", "__eq__") if name in attributes}
     return (
         _make,
         (type(cls), cls.__name__, cls.__bases__, body, made_with, tracker),
-        (attributes, slots, set_attributes, got, _around(cls), tracker),
+        (_First(set_attributes, cls, first), attributes, slots, set_attributes, got, _around(cls), tracker),
         None,
         None,
         _complete,
@@ -80,6 +81,16 @@ def _arguments(cls: Any, member: Any) -> tuple[Any, ...]:
     if hasattr(kind, "__getnewargs__"):
         return tuple(kind.__getnewargs__(member))
     return tuple(kind.__reduce__(member)[1]) if kind.__reduce__ is not object.__reduce__ else ()
+
+
+class _First:
+    """Attributes that the class has before others are loaded: these may be dicts of its objects."""
+
+    def __init__(self, *how: Any) -> None:
+        self._how = how
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _set_first, self._how
 
 
 def _around(cls: type) -> Any:
@@ -139,8 +150,14 @@ def _made(metaclass: Any, name: str, bases: tuple[Any, ...], body: dict[str, Any
     return made
 
 
+def _set_first(set_attributes: Callable[..., object], cls: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    set_attributes(cls, (attributes, {}))
+    return attributes
+
+
 def _complete(cls: Any, state: Any) -> None:
-    attributes, slots, set_attributes, members, _, tracker = state
+    first, attributes, slots, set_attributes, members, _, tracker = state
+    attributes = {**first, **attributes}
     with _lock:
         is_new = tracker in _incomplete
         _incomplete.discard(tracker)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -17,46 +19,64 @@ def is_array(kind: type) -> bool:
     return numpy is not None and issubclass(kind, getattr(numpy, "memmap", ()))
 
 
-def reduce_array(array: Any) -> Any:
-    """By the name of the file. Not what was computed from such an array, and not a copy-on-write one: its changes are
-    in no file."""
-    numpy = sys.modules["numpy"]
-    mapping, name = getattr(array, "_mmap", None), array.filename
-    if mapping is None or name is None or array.mode == "c" or array.dtype.hasobject:
-        return NotImplemented
-    file_start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    _check(name, file_start + len(mapping))
-    start = _address(array) - _address(numpy.frombuffer(mapping, numpy.uint8))
-    mode = "r" if array.mode == "r" or not array.flags.writeable else "r+"
-    place = (os.fspath(name), mode, file_start, len(mapping))
-    return _array, (type(array), place, array.offset, array.shape, array.dtype, start, array.strides)
+class Mappings:
+    """Those that one pickle refers to: each is made once in the rank, however many arrays are views of it."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, _Mapping] = {}
+
+    def reduce_array(self, array: Any) -> Any:
+        """By the name of the file. Not what was computed from such an array, and not a copy-on-write one: its changes
+        are in no file."""
+        numpy = sys.modules["numpy"]
+        mapping = getattr(array, "_mmap", None)
+        if mapping is None or array.filename is None or array.mode == "c" or array.dtype.hasobject:
+            return NotImplemented
+        first = _address(numpy.frombuffer(mapping, numpy.uint8))
+        if (found := self._found.get(id(mapping))) is None:
+            start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+            name = _file_at(first, os.fspath(array.filename), start + len(mapping))
+            found = self._found[id(mapping)] = _Mapping(mapping, name, array.mode == "r", start)
+        layout = array.shape, array.dtype, _address(array) - first, array.strides
+        return _array, (type(array), found, array.offset, array.flags.writeable, *layout)
+
+
+class _Mapping:
+    def __init__(self, mapping: mmap.mmap, *place: Any) -> None:
+        self._mapping = mapping  # else its id may become another's
+        self._place = place
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _map, (*self._place, len(self._mapping))
 
 
 def _address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _array(kind: Any, place: tuple[str, Any, int, int], offset: int, *layout: Any) -> Any:
+def _map(name: str, read_only: bool, start: int, length: int) -> Any:
     import numpy
 
-    name, mode, file_start, length = place
-    whole: Any = numpy.memmap(name, numpy.uint8, mode, file_start, (length,))
+    return numpy.memmap(name, numpy.uint8, "r" if read_only else "r+", start, (length,))
+
+
+def _array(kind: Any, whole: Any, offset: int, writeable: bool, *layout: Any) -> Any:
+    import numpy
+
     shape, dtype, start, strides = layout
     array = numpy.ndarray.__new__(kind, shape, dtype, whole, start, strides)
     array._mmap, array.filename, array.mode, array.offset = whole._mmap, whole.filename, whole.mode, offset
+    if not writeable:
+        array.flags.writeable = False
     return array
 
 
-def file_of_storage(storage: Any) -> str | None:
-    """The file of ``torch.from_file(..., shared=True)``. torch 2.2 does not tell it."""
-    return getattr(storage, "filename", None)
-
-
 def reduce_storage(storage: Any) -> Any:
-    """By the name of the file."""
-    name, size = storage.filename, storage.nbytes()
-    _check(name, size)
-    return _storage, (os.path.abspath(name), size)
+    """That of ``torch.from_file(..., shared=True)`` by the name of the file, None for another one. torch 2.2 does not
+    tell the name."""
+    if not (name := getattr(storage, "filename", None)):
+        return None
+    return _storage, (_file_at(storage.data_ptr(), name, storage.nbytes()), storage.nbytes())
 
 
 def _storage(name: str, size: int) -> Any:
@@ -65,10 +85,18 @@ def _storage(name: str, size: int) -> Any:
     return torch.UntypedStorage.from_file(name, shared=True, nbytes=size)
 
 
-def _check(name: str, size: int) -> None:
-    try:
-        there = os.stat(name).st_size >= size
-    except OSError:
-        there = False
-    if not there:
-        raise TypeError("the file that it maps has gone")
+def _file_at(address: int, name: str, size: int) -> str:
+    """The path of the file that is mapped there as ``name``, which may be relative to an earlier directory, or by now
+    another file's."""
+    paths = [os.path.abspath(name)]
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps:
+            start, _, end = line.split(" ", 1)[0].partition("-")
+            if int(start, 16) <= address < int(end, 16):
+                paths.insert(0, line.rstrip("\n").split(None, 5)[5])
+    if not paths[0].endswith(" (deleted)"):
+        for path in paths:
+            with suppress(OSError):
+                if os.stat(path).st_size >= size:
+                    return path
+    raise TypeError("the file that it maps has gone")

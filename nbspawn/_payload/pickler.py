@@ -56,6 +56,7 @@ class Pickler(ByValue):
         self.buffers: list[shared_memory.Large] = []
         self.spawn_arguments: list[object] = []
         self._returning = returning
+        self._mappings = mapped_files.Mappings()
         self._storages: dict[int, Any] = {}
         self._shared_storages = 0
         self._fds: set[int] = set()
@@ -84,7 +85,7 @@ class Pickler(ByValue):
             if accelerate_state.is_training_arguments(kind):
                 return accelerate_state.reduce_training_arguments
             if mapped_files.is_array(kind):
-                return mapped_files.reduce_array
+                return self._mappings.reduce_array
         return self._process_bound if _needs_process_start(kind) else super().reducer(kind)
 
     def _torch_reducer(self, kind: type) -> Reducer | None:
@@ -117,8 +118,8 @@ class Pickler(ByValue):
         if first is not storage:  # two handles of one memory: one memory in the rank, too
             return _itself, (first,)
         device = storage.device.type
-        if device == "cpu" and not self._returning and mapped_files.file_of_storage(storage):
-            return mapped_files.reduce_storage(storage)
+        if device == "cpu" and not self._returning and (reduced := mapped_files.reduce_storage(storage)):
+            return reduced
         if device == "cpu" and (self._returning or not storage.is_shared()):
             return _load_storage, (_memory(storage),)
         if self._returning or device in kinds.GPU_TYPES:
@@ -129,8 +130,13 @@ class Pickler(ByValue):
             return NotImplemented
         # As a tensor of bytes, because torch.multiprocessing knows how to share tensors.
         torch = sys.modules["torch"]
+        argument = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        try:
+            _rehearse(argument)
+        except OSError:  # torch.from_file(..., shared=False) says that it is shared, and has no descriptor
+            return _load_storage, (_memory(storage),)
         self._shared_storages += torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
-        return _storage_of_argument, self._spawn_argument(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
+        return _storage_of_argument, self._spawn_argument(argument)
 
     def _process_bound(self, obj: Any) -> Any:
         if isinstance(obj, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):

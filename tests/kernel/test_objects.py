@@ -21,8 +21,9 @@ from methods import EVERY_METHOD
 ROOT = Path(__file__).parents[2]
 
 NOTEBOOK = """
-import abc, collections, dataclasses, datetime, enum, functools, pickle, typing
+import abc, collections, dataclasses, datetime, enum, functools, os, pickle, sys, typing
 import numpy as np, torch
+sys.path.insert(0, os.getcwd())
 import registered
 from torch.utils.data import DataLoader, Dataset
 
@@ -45,6 +46,15 @@ class Row(typing.NamedTuple):
     x: int = 3
     def double(self): return 2 * self.x
 
+@functools.singledispatch
+def shown(value): return "object"
+@shown.register
+def _(value: int): return "int"
+class _Nothing:
+    __slots__ = ("label",)
+    def __init__(self): self.label = "nothing"
+    def __reduce__(self): return "NOTHING"
+NOTHING = _Nothing()
 class _Missing:
     def __reduce__(self): return "MISSING"
 MISSING = _Missing()
@@ -99,6 +109,16 @@ class Config:
         lr = 0.1
         class Kind(enum.Enum):
             ADAM = 1
+@dataclasses.dataclass(frozen=True)
+class Token:
+    text: str
+    known: typing.ClassVar[dict] = {}
+class Grade(enum.Enum):
+    GOOD, BAD = 1, 2
+    def __hash__(self): return self.value
+for _each in (*map(Token, "abcdef"), *Grade):
+    Token.known[_each] = _each
+Grade.words = {Grade.GOOD: "good", Grade.BAD: "bad"}
 class Slots:
     __slots__ = ("a", "__hidden")
     def __init__(self): self.a, self.__hidden = 1, 2
@@ -118,7 +138,12 @@ mapped = np.memmap("mapped", dtype=np.int64, mode="w+", shape=(4, 8))
 part = mapped[1:3, ::-2]
 mapped.flush()
 read_only = np.memmap("mapped", dtype=np.int64, mode="r", offset=8)
+views = [mapped[0, i % 8 :] for i in range(1500)]
 tensor_of_file = torch.from_file("tensor", shared=True, size=16, dtype=torch.int64)
+own_copy = torch.from_file("tensor", shared=False, size=16, dtype=torch.int64)
+os.makedirs("other", exist_ok=True)
+open("other/tensor", "wb").write(bytes(range(128)))
+%cd -q other
 """
 
 HOLDS = {
@@ -137,6 +162,7 @@ assert Row().double() == 6 and pickle.loads(pickle.dumps(Row(5))) == Row(5)
 assert Options(lr=0.1) == {"lr": 0.1} and Options.__total__ is False
 """,
     "objects whose `__reduce__` gives a name": """
+assert NOTHING.label == "nothing" and pickle.loads(pickle.dumps(NOTHING)) is NOTHING
 assert is_missing() and is_missing(MISSING) and pickle.loads(pickle.dumps(MISSING)) is MISSING
 """,
     "Enums, with attributes, aliases, mixed-in types; Flags": """
@@ -168,12 +194,18 @@ assert pickle.loads(pickle.dumps(Config.Optim.Kind.ADAM)) is Config.Optim.Kind.A
 slots = Slots()
 assert slots.hidden() == 2 and not hasattr(slots, "__dict__")
 """,
+    "class attributes that are dicts of the class's objects": """
+assert Token("a") in Token.known and Token.known[Token("b")] == Token("b") and len(Token.known) == 8
+assert Grade.words[Grade(2)] == "bad"
+""",
+    "functions with `functools.singledispatch`": "assert shown(1) == 'int' and shown('') == 'object'",
     "functions that share a `nonlocal` variable": """
 before = get()
 assert up() == get() == before + 1
 """,
     "`np.memmap` and `torch.from_file(shared=True)`": """
 mapped[0, rank] = part[0, rank] = tensor_of_file[rank] = 10 + rank
+assert own_copy[15] == 0 and np.shares_memory(views[0], views[8]) and views[1499].base is not None
 assert mapped[1, 7 - 2 * rank] == 10 + rank and not read_only.flags.writeable
 """,
 }
@@ -307,6 +339,19 @@ def test_workers_of_a_data_loader(kernel: Kernel, method: str, start: str) -> No
         "                    worker_init_fn=lambda worker: None)\n[batch.tolist() for batch in loader]"
     )
     assert ok(kernel.execute(f"%%spawn 2 -m {method}\n{cell}")).result == "[0-1] [[0, 3], [12, 27]]"
+
+
+def test_a_file_that_has_been_replaced(kernel: Kernel) -> None:
+    """Its mapping is of the old one, which no rank can map: it is inherited."""
+    ok(
+        kernel.execute(
+            "import os\nimport numpy as np\nold = np.memmap('replaced', dtype='u1', mode='w+', shape=(4,))\n"
+            "open('new', 'wb').write(bytes([9] * 4))\nos.replace('new', 'replaced')"
+        )
+    )
+    assert "2 ranks · fork: old cannot travel" in ok(kernel.execute("%%spawn 2\nold.sum()")).table["text/plain"]
+    reply = kernel.execute("%%spawn 2 -m forkserver\nold.sum()")
+    assert reply.ename == "PayloadError" and "The file that it maps has gone." in reply.evalue
 
 
 # ---------------------------------------------------------------- what travels, and does not load
