@@ -410,7 +410,7 @@ session = get_ipython().find_cell_magic('spawn').__self__.sessions['']""")
     reply = kept.execute(
         "import nbspawn\nfrom nbspawn._engine.jobs import FunctionJob\nsession.run(FunctionJob(use, (late,)))"
     )
-    assert reply.ename == "RankRaisedError" and "division by zero" in reply.traceback
+    assert reply.ename == "PayloadError" and "division by zero" in reply.traceback
     assert ok(kept.execute("%%ranks 1\nweights")).result == "[1] 'trained by 1'"
 
 
