@@ -72,9 +72,10 @@ def _array(kind: Any, whole: Any, offset: int, writeable: bool, *layout: Any) ->
 
 
 def reduce_storage(storage: Any) -> Any:
-    """That of ``torch.from_file(..., shared=True)`` by the name of the file, None for another one. torch 2.2 does not
-    tell the name."""
-    if not (name := getattr(storage, "filename", None)):
+    """That of ``torch.from_file(..., shared=True)`` by the name of the file, None for another one. torch 2.4 has a name
+    for shared memory, too."""
+    name = getattr(storage, "filename", None)
+    if not name or name.startswith("/torch_"):
         return None
     return _storage, (_file_at(storage.data_ptr(), name, storage.nbytes()), storage.nbytes())
 
