@@ -107,6 +107,10 @@ class RankExitedError(_RankError, ProcessExitedException):
         return _rebuilt, (type(self), arguments, self.__dict__)
 
 
+class RankTraceback(Exception):
+    """In a notebook the cause of a rank's error: the rank's traceback, as text, for what shows errors by itself."""
+
+
 def _rebuilt(kind: type[SpawnError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> SpawnError:
     error = kind(*arguments)
     error.__dict__.update(attributes)

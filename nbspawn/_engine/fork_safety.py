@@ -101,8 +101,12 @@ def stranded(variables: Mapping[str, object]) -> list[str]:
     return [f"{path} {reason}" for path, reason in findings(variables, _stranded)]
 
 
-def _stranded(value: Any) -> str:
-    """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process."""
+def _stranded(value: Any) -> str | None:
+    """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process. A manager's process
+    works for all."""
+    managers = sys.modules.get("multiprocessing.managers")
+    if managers is not None and issubclass(type(value), managers.BaseManager):
+        return None
     if issubclass(type(value), threading.Thread):
         if value.is_alive() and value is not threading.current_thread():
             return "is a thread that runs in this kernel, and a forked rank would wait for it for ever"

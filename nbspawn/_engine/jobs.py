@@ -24,6 +24,8 @@ class FunctionJob:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """IPython's names for the notebook's cells, by file name."""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of modules that the notebook has set, for ranks that are started."""
     kind = "function"
     source = ()
     sources = ()
@@ -46,7 +48,8 @@ class FunctionJob:
 
     def pack(self, descriptors: int | None) -> packing.Packed:
         """Pack the function and all that it uses of ``__main__`` by value, with at most ``descriptors`` descriptors."""
-        return packing.pack_variables(self.variables, namespace=vars(sys.modules["__main__"]), most=descriptors)
+        variables = {**self.variables, **self.replaced}
+        return packing.pack_variables(variables, self.replaced.keys(), vars(sys.modules["__main__"]), descriptors)
 
     def inherited(self) -> dict[str, Any]:
         """Under fork: the objects themselves."""
@@ -63,6 +66,10 @@ class CellJob:
     optional: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     """What to say below the table."""
+    magics: Mapping[str, Any] = field(default_factory=dict)
+    """The notebook's own that it uses; those of extensions are named in ``optional``, too."""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of modules that the notebook has set, for ranks that are started."""
     kind = "cell"
 
     @property
@@ -89,12 +96,14 @@ class CellJob:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables that the cell uses."""
-        return {name: self.namespace[name] for name in self.required | self.optional if name in self.namespace}
+        """The variables, and the magics, that the cell uses."""
+        names = self.required | self.optional
+        return {**{name: self.namespace[name] for name in names if name in self.namespace}, **self.magics}
 
     def pack(self, descriptors: int | None) -> packing.Packed:
         """Pack the variables, and what these use, with at most ``descriptors`` descriptors."""
-        return packing.pack_variables(self.variables, self.optional - self.required, self.namespace, descriptors)
+        optional = (self.optional - self.required) | self.replaced.keys()
+        return packing.pack_variables({**self.variables, **self.replaced}, optional, self.namespace, descriptors)
 
     def inherited(self) -> dict[str, Any]:
         """Under fork: nothing, because a rank has the notebook's variables already."""

@@ -39,7 +39,7 @@ from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
-from nbspawn._rank import ending, settings, traced
+from nbspawn._rank import ending, replaced, settings, traced
 from nbspawn._rank.main import main
 from nbspawn.errors import StartError, UsageError, interrupted
 
@@ -53,7 +53,12 @@ def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag |
     KeyboardInterrupt if somebody ``interrupted`` it."""
     return start_method.choose(
         options.start_method,
-        partial(pack, job, interrupted, None if options.start_method == "spawn" else packing.DESCRIPTORS),
+        partial(
+            pack,
+            replace(job, replaced=replaced.read()),
+            interrupted,
+            None if options.start_method == "spawn" else packing.DESCRIPTORS,
+        ),
         job.variables,
         job.kind,
         kinds.named(options.accelerator),

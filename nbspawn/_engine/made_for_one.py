@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from nbspawn._engine.reachable import findings
-from nbspawn._payload.diagnosis import attributes
+from nbspawn._payload.diagnosis import attributes, parts
 
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _PLUGINS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
@@ -23,6 +24,10 @@ _ALONE = "{was} made in the notebook, for one process: each rank would train alo
 _SHUFFLES = "{was} made in the notebook: ranks would shuffle {its} data differently. Make {it} in the cell."
 _HAS_PREPARED = "{has} prepared things in the notebook, for one process: make them and call prepare() in the cell."
 _PREPARED = "{was} prepared in the notebook, for one process: make {it} and call prepare() in the cell."
+_SAME_NUMBERS = (
+    "{was} made in the notebook, without a seed: all ranks draw the same numbers. Make {it} in the cell, or from a "
+    "seed with the rank, np.random.default_rng([seed, rank])."
+)
 _NO_PLUGIN = "{was} made in the notebook, where {it} kept no plugin: make {it} in the cell."
 _ONE = {"was": "was", "has": "has", "it": "it", "its": "its"}
 _SEVERAL = {"was": "were", "has": "have", "it": "them", "its": "their"}
@@ -30,17 +35,34 @@ _SEVERAL = {"was": "were", "has": "have", "it": "them", "its": "their"}
 
 def notes(variables: Mapping[str, object]) -> tuple[str, ...]:
     """A sentence for those of these variables, and of what they use, that are such objects; one for all of a kind."""
-    if not any(library in sys.modules for library in (*_LIGHTNING, "transformers", "accelerate")):
-        return ()
     found: dict[str, list[str]] = {}
-    for path, reason in findings(variables, _reason):
-        found.setdefault(reason, []).append(path)
+    if any(library in sys.modules for library in (*_LIGHTNING, "transformers", "accelerate")):
+        for path, reason in findings(variables, _reason):
+            found.setdefault(reason, []).append(path)
+    if generators := [path for path, value in _first_parts(variables) if _draws_same_numbers(value)]:
+        found[_SAME_NUMBERS] = generators
     return tuple(_sentence(sorted(paths), reason) for reason, paths in sorted(found.items()))
 
 
 def _sentence(paths: list[str], reason: str) -> str:
     *most, last = paths
     return f"{', '.join(most)}{' and ' * bool(most)}{last} {reason.format(**(_SEVERAL if most else _ONE))}"
+
+
+def _first_parts(variables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The variables, and what functions among them use: not all that these lead to, which may take a millisecond."""
+    for name, value in variables.items():
+        yield name, value
+        if type(value) is FunctionType:
+            yield from ((name + step, part) for step, part in parts(value))
+
+
+def _draws_same_numbers(value: Any) -> bool:
+    """Is it a generator of numpy that was made without a seed? One with a seed does what it would under torchrun."""
+    if (type(value).__module__, type(value).__name__) != ("numpy.random._generator", "Generator"):
+        return False
+    seeds = getattr(value.bit_generator, "seed_seq", None)
+    return isinstance(entropy := getattr(seeds, "entropy", None), int) and entropy >= 1 << 64
 
 
 def _reason(value: Any) -> str | None:

@@ -11,6 +11,7 @@ from nbspawn._accelerators.kinds import CPU
 from nbspawn._engine.contexts import FORKSERVER, SPAWN
 from nbspawn._engine.fork_safety import fork_hazards, poisoned_runtimes, probe_if_changed, stranded, unsafe_to_fork
 from nbspawn._engine.forkserver import server
+from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._payload.packing import Packed
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
 
@@ -120,7 +121,8 @@ def fork_instead(refusal: PayloadError | StartError, variables: Mapping[str, obj
     if isinstance(refusal, PayloadError):
         if hazards:
             also = f"And fork, which would need no sending, is unsafe: {_join(hazards)}."
-            raise PayloadError(f"{refusal}\n{also}", refusal.culprit) from None
+            without = str(refusal).replace(OR_FORK, "")
+            raise PayloadError(f"{without}\n{also}", refusal.culprit) from None
         return Start("fork", f"{refusal.culprit} cannot travel, and fork is safe here", news=True)
     if hazards:
         raise StartError(f"{refusal}\nAnd fork is unsafe: {_join(hazards)}.") from None

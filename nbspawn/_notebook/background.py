@@ -81,14 +81,13 @@ def notebook_view(
     controls: ViewControls | None,
     only: Collection[int] | None = None,
     prompter: Prompter | None = None,
+    seldom: bool = False,
 ) -> BackgroundView:
     """The view under a notebook's cell, or in a widget. ``prompter`` asks the user in the view itself; None: a cell
-    that attaches shows the questions, and what is printed."""
+    that attaches shows the questions, and what is printed. ``seldom`` as in NotebookView."""
     attachment = Attachment(replay=prompter is None)
     text, error = TextDisplay(publish, attachment.write if prompter is None else bool), TextDisplay(publish)
-    view = NotebookView(
-        publish, kind, profile, controls, only, prompter or attachment, text=text, error=error, places=PLACES
-    )
+    view = NotebookView(publish, kind, profile, controls, only, prompter or attachment, text, error, PLACES, seldom)
     return BackgroundView(view, attachment, error.replace)
 
 

@@ -17,8 +17,10 @@ from nbspawn._notebook import front_end
 from nbspawn._payload import mentioned
 from nbspawn._payload.names import Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
+from nbspawn._rank import magics
 from nbspawn._rank.shell import displays
-from nbspawn.errors import RankExitedError, RankRaisedError, SpawnError
+from nbspawn._render.lines import strip_ansi
+from nbspawn.errors import RankExitedError, RankRaisedError, RankTraceback, SpawnError
 
 _OLD_GROUP = re.compile("is not initialized in the world group map|is not registered, please create group")
 """torch's messages about a process group that no longer exists."""
@@ -65,14 +67,17 @@ def job(
         silent=ends_silent(source, transform),
         transformed=transformed,
         aliases=_aliases(shell),
+        directories=tuple(map(str, shell.history_manager.dir_hist)),
     )
     notes = tuple(_ignored_breakpoints(shell, filename))
+    own_magics = magics.used(shell, source, transformed)
+    extensions = {name for name, magic in own_magics.items() if not magics.of_the_notebook(magic)}
     if push is not None:
-        return CellJob(command, shell.user_ns, names.required, names.optional, notes)
+        return CellJob(command, shell.user_ns, names.required, names.optional | extensions, notes, own_magics)
     hidden = shell.user_ns_hidden  # what startup files have defined, too
     own = {name for name in _SHELLS & hidden.keys() if shell.user_ns.get(name) is hidden[name]}
-    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns))
-    return CellJob(command, shell.user_ns, names.required - own, optional - own, notes)
+    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns), extensions)
+    return CellJob(command, shell.user_ns, names.required - own, optional - own, notes, own_magics)
 
 
 def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
@@ -94,10 +99,13 @@ def explain(
     created again after the error of an earlier command; ``on_memory`` gives advice on errors for want of memory."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
         error.lines += tuple(_advice(shell, error, kept))
+        error.lines += tuple(magics.advice(shell, error.summary))
         error.lines += tuple(on_memory([error.summary, *(other.summary for other in error.others)]))
         if regrouped and any(map(_OLD_GROUP.search, error.lines)):
             error.lines += (_MAKE_AGAIN,)
         error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary
+        # For handlers of errors that do not ask _render_traceback_ (rich's).
+        error.__cause__ = RankTraceback(strip_ansi("\n".join(error.lines[1:])))
 
 
 def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) -> list[str]:

@@ -69,7 +69,8 @@ def _foreground(shell: Any, kind: str, profile: bool, only: frozenset[int] | Non
         from nbspawn._notebook.view import NotebookView
 
         # Stored by the view, because `%%capture` in a later cell replaces the shell's publisher for a while.
-        return NotebookView(shell.display_pub.publish, _kind(kind), profile, _controls(shell, kind), only=only)
+        controls = _controls(shell, kind)
+        return NotebookView(shell.display_pub.publish, _kind(kind), profile, controls, only, seldom=not _asks(shell))
     from nbspawn._notebook.console import ConsoleView
 
     return ConsoleView(live=can_redraw(shell), table=kind != "quiet", profile=profile, only=only)
@@ -80,7 +81,9 @@ def _background(shell: Any, kind: str, profile: bool, only: frozenset[int] | Non
 
     if in_kernel(shell):
         controls = _controls(shell, kind, between_cells=True)
-        view = background.notebook_view(shell.display_pub.publish, _kind(kind), profile, controls, only)
+        view = background.notebook_view(
+            shell.display_pub.publish, _kind(kind), profile, controls, only, seldom=not _asks(shell)
+        )
         return view._replace(cell=shell.execution_count)
     return background.console_view(kind != "quiet", profile, only)
 
@@ -89,9 +92,15 @@ def _kind(kind: str) -> str:
     return "html" if kind in ("auto", "widget") else kind
 
 
+def _asks(shell: Any) -> bool:
+    """Can the front end ask a user? One that cannot (nbclient, papermill) shows nobody how the run goes, or, like
+    jupyter-server-documents, appends each update of a display to the notebook."""
+    return bool(getattr(shell.kernel, "_allow_stdin", False))
+
+
 def _controls(shell: Any, kind: str, between_cells: bool = False) -> Controls | None:
     """The buttons. By default none under nbclient and papermill, where stdin is off: no user is there to click."""
-    if kind != "widget" and not (kind == "auto" and getattr(shell.kernel, "_allow_stdin", False)):
+    if kind != "widget" and not (kind == "auto" and _asks(shell)):
         return None
     from nbspawn._notebook.controls import Controls
 

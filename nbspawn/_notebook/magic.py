@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
@@ -20,6 +20,22 @@ if TYPE_CHECKING:
 _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto off`"
 
 
+def _without_own_frames(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """For handlers of errors that do not ask ``_render_traceback_``: rich's would show the way through nbspawn."""
+
+    @wraps(magic)
+    def run(*args: Any) -> Any:
+        _rich_traceback_guard = True  # rich leaves out the frames up to this one
+        try:
+            return magic(*args)
+        except BaseException as error:
+            if hasattr(error, "_render_traceback_"):
+                raise error.with_traceback(None) from error.__cause__
+            raise
+
+    return run
+
+
 @magics_class
 class SpawnMagics(Magics):
     """The magics of ``%load_ext nbspawn``. ``sessions`` maps names to kept ranks and background runs; '' is the name of
@@ -31,6 +47,7 @@ class SpawnMagics(Magics):
         self.auto = AutoMode(shell)
 
     @cell_magic
+    @_without_own_frames
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
         with interrupt_flag.deferred():
@@ -62,6 +79,7 @@ class SpawnMagics(Magics):
                 self.sessions[name] = pool
 
     @line_cell_magic
+    @_without_own_frames
     def ranks(self, line: str, cell: str | None = None) -> Any:
         with interrupt_flag.deferred():
             traced.import_untraced("nbspawn._notebook.ranks")

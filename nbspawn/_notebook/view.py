@@ -25,6 +25,7 @@ class NotebookView:
     consoles and converters), 'text', or 'quiet' for no table; ``profile`` unfolds the profile; ``controls`` are buttons
     and one rank's output; ``only`` are the ranks whose output is shown. A run in the background has displays for its
     ``text`` and its ``error``, and ``places`` displays for those of ranks; all of them are made when the run begins.
+    With ``seldom`` displays are updated only a few times.
     """
 
     run: Run
@@ -44,9 +45,11 @@ class NotebookView:
         text: TextPlace | None = None,
         error: TextPlace | None = None,
         places: int = 0,
+        seldom: bool = False,
     ) -> None:
         self._publish = publish
-        self._table = _Table(self._publish, kind, profile)
+        self._table = _Table(self._publish, kind, profile, seldom)
+        self._seldom = seldom
         self._prompter = prompter or Foreground()
         self._text, self._error = text, error
         self._only = only
@@ -110,8 +113,10 @@ class NotebookView:
             self._controls.show(run, events)
         if not self._table.placed:
             return
+        drawn = self._table.redraw(run, if_due=True)
+        if self._seldom and not drawn:
+            return
         self._displays.flush(if_due=True)
-        self._table.redraw(run, if_due=True)
         if self._text is not None:
             self._text.refresh(if_due=True)
 
@@ -210,7 +215,7 @@ class TextPlace(Protocol):
 class _Table:
     """The display of the table, with the profile below it when the run is over."""
 
-    def __init__(self, publish: Callable[..., None], kind: str, unfolds: bool) -> None:
+    def __init__(self, publish: Callable[..., None], kind: str, unfolds: bool, seldom: bool) -> None:
         self.kind = kind
         self.placed = False
         """Does the display exist?"""
@@ -218,17 +223,19 @@ class _Table:
         self._publish = publish
         self._unfolds = unfolds
         self._id = f"nbspawn-{uuid.uuid4().hex}"
-        self._pace = Pace()
+        self._pace = Pace(seldom)
 
     def draw(self, run: Run) -> None:
         """Make the display."""
         self.placed = True
         self._draw(run, update=False)
 
-    def redraw(self, run: Run, if_due: bool = False) -> None:
-        """Update the display if the run has changed: now, or only if that is due."""
-        if self._pace.due(run) if if_due else run != self._pace.drawn or run.over:
+    def redraw(self, run: Run, if_due: bool = False) -> bool:
+        """Update the display if the run has changed: now, or only if that is due. Was it?"""
+        due = self._pace.due(run) if if_due else run != self._pace.drawn or run.over
+        if due:
             self._draw(run, update=True)
+        return due
 
     def draw_only(self, run: Run) -> None:
         """Make the display of a run that is over, if there is anything to show."""

@@ -44,6 +44,9 @@ class Packed:
     until every rank has it; the spawn arguments must live as long as the ranks use them.
     """
 
+    left_out: frozenset[str] = frozenset()
+    """Names of what was optional, and cannot travel."""
+
     def __init__(self, pickler: Pickler, head: memoryview) -> None:
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
         self.fds = shared_memory.empty_files(sum(self.sizes))
@@ -112,7 +115,9 @@ def pack_variables(
         found[0].others = tuple(found[1:])
         raise found[0] from errors[found[0].variable]
     rest = {name: value for name, value in variables.items() if name not in errors}
-    return pack(by_name(rest), namespace, "what the cell uses", most)
+    packed = pack(by_name(rest), namespace, "what the cell uses", most)
+    packed.left_out = frozenset(errors)
+    return packed
 
 
 def load(

@@ -11,7 +11,8 @@ Functions, classes and the like of the notebook travel by value (_payload/by_val
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
   user moved to shared memory) becomes one of the *spawn arguments*, and the stream holds its index.
 - an array or a tensor that is a file's contents is that in the rank (_payload/mapped_files.py).
-- an open text file does not travel, where cloudpickle sends a copy of its text; ``sys.stdout`` is the rank's own there.
+- an open text file does not travel, where cloudpickle sends a copy of its text.
+- what each process has of its own (``sys.stdout``, the shell) is the rank's there (_payload/own.py).
 - what accelerate and transformers know of their process they find out anew in the rank (_payload/accelerate_state.py).
 """
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import io
 import mmap
 import pickle
 import sys
@@ -31,7 +31,7 @@ from multiprocessing import context, reduction
 from typing import Any
 
 from nbspawn._accelerators import kinds
-from nbspawn._payload import accelerate_state, mapped_files
+from nbspawn._payload import accelerate_state, mapped_files, originals, own
 from nbspawn._payload.by_value import ByValue, loading
 from nbspawn._payload.cloudpickle_adapter import Reducer
 from nbspawn._protocol import shared_memory
@@ -73,11 +73,11 @@ class Pickler(ByValue):
         return False
 
     def reducer(self, kind: type) -> Reducer | None:
-        if kind is types.MethodType:
-            return _method
-        if issubclass(kind, io.TextIOBase):
-            return _text_stream
-        if reducer := self._torch_reducer(kind):
+        reducer = self._own_reducer(kind)
+        return originals.or_else(reducer) if originals.replaced else reducer
+
+    def _own_reducer(self, kind: type) -> Reducer | None:
+        if reducer := own.reducer(kind, self._returning) or self._torch_reducer(kind):
             return reducer
         if not self._returning:
             if accelerate_state.is_state(kind):
@@ -87,6 +87,10 @@ class Pickler(ByValue):
             if mapped_files.is_array(kind):
                 return self._mappings.reduce_array
         return self._process_bound if _needs_process_start(kind) else super().reducer(kind)
+
+    def _reduce_function(self, function: types.FunctionType) -> Any:
+        reduced = own.builtin(function)
+        return super()._reduce_function(function) if reduced is NotImplemented else reduced
 
     def _torch_reducer(self, kind: type) -> Reducer | None:
         torch = sys.modules.get("torch")
@@ -198,22 +202,6 @@ def _copied(storage: Any, start: int, end: int) -> memoryview:
     return memoryview(copy)
 
 
-def _method(method: types.MethodType) -> Any:
-    """A function with `!command` in it uses the notebook's get_ipython, a method of a shell: each rank has its own."""
-    if getattr(method, "__name__", "") == "get_ipython" and hasattr(method.__self__, "user_ns"):
-        return _rank_get_ipython, ()
-    return NotImplemented
-
-
-def _text_stream(stream: io.TextIOBase) -> Any:
-    for name in ("stdout", "stderr"):
-        if stream is getattr(sys, name):
-            return _own_stream, (name,)
-    if isinstance(stream, io.TextIOWrapper):
-        raise TypeError("an open file belongs to one process")
-    return NotImplemented
-
-
 def _needs_process_start(kind: type) -> bool:
     module = str(kind.__module__)
     if module.startswith(("multiprocessing.", "torch.multiprocessing.")) or module == "multiprocessing":
@@ -292,15 +280,6 @@ class _Name:
 def _begin(name: str) -> str:
     _current.name = name
     return name
-
-
-def _rank_get_ipython() -> Any:
-    ipython = sys.modules.get("IPython")  # a rank that runs a plain function does not load it
-    return ipython.get_ipython if ipython is not None else type(None)
-
-
-def _own_stream(name: str) -> Any:
-    return getattr(sys, name)
 
 
 def _argument(index: int) -> object:

@@ -336,7 +336,8 @@ class RunCell(_Run):
     IPython's for the cell; 0: it is not a cell of the notebook. ``sources`` holds
     ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks and
     ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are IPython's, for
-    tracebacks ('': none). ``aliases`` are the user's own (``%alias``), name -> command.
+    tracebacks ('': none). ``aliases`` are the user's own (``%alias``), name -> command. ``directories`` are those that
+    the notebook has been in, the first one first.
     """
 
     source: str
@@ -348,6 +349,7 @@ class RunCell(_Run):
     silent: bool = False
     transformed: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    directories: tuple[str, ...] = ()
 
     @functools.cached_property
     def names(self) -> dict[str, str]:

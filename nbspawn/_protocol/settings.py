@@ -59,10 +59,15 @@ class Filter:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was set in the kernel. Of libraries that it has not imported, nothing."""
+    """What was set in the kernel. Of libraries that it has not imported, nothing. ``figures`` are traits of IPython's
+    InlineBackend."""
 
     torch: dict[str, Any] = field(default_factory=dict)
     numpy: dict[str, Packed] = field(default_factory=dict)
+    numpy_errors: dict[str, str] = field(default_factory=dict)
     pandas: dict[str, Packed] = field(default_factory=dict)
+    matplotlib: dict[str, Packed] = field(default_factory=dict)
+    figures: dict[str, Packed] = field(default_factory=dict)
+    recursion_limit: int = 0
     warnings: tuple[Filter, ...] = ()
     logging: Logging = field(default_factory=Logging)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from nbspawn._rank import stdio
@@ -37,6 +38,19 @@ def draw_text(config: Any) -> None:
     after_import("tqdm.notebook", _text_bars)
     if "tqdm.std" in sys.modules:
         _bars_of_the_notebook()
+
+
+def find_files_beside_the_notebook(cell: Callable[[], str]) -> None:
+    """Hydra looks for its configuration beside the notebook if the shell's class is ipykernel's, else beside the
+    ``cell``'s file. That is somewhere in a temp directory for ipykernel, and in a terminal it is no file."""
+
+    def is_notebook() -> bool:
+        return os.path.isabs(cell())
+
+    def ask_for_the_cell() -> None:
+        sys.modules["hydra._internal.utils"].is_notebook = is_notebook  # type: ignore[attr-defined]
+
+    after_import("hydra._internal.utils", ask_for_the_cell)
 
 
 def _text_consoles() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from nbspawn._payload import packing
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.payload import Inherited, Payload, Sent
+from nbspawn._rank import replaced
 
 inherited = False
 """Did this rank begin with the notebook's objects, by fork? main.py sets it."""
@@ -40,7 +41,9 @@ def receive(payload: Payload) -> Any:
         return {}
     try:
         with _own_names_stay():
-            return packing.load(fds, payload.sizes, arguments, of_rank())
+            loaded = packing.load(fds, payload.sizes, arguments, of_rank())
+        replaced.put(loaded)
+        return loaded
     finally:
         shared_memory.close(fds)
 

@@ -11,13 +11,13 @@ import os
 
 from nbspawn._rank import huge_pages, plan, process
 
-_plan = plan.load()
 _began_with = frozenset(os.environ)
 
 _null = os.open(os.devnull, os.O_RDWR)
 for _fd in (0, 1, 2):
     os.dup2(_null, _fd)
 os.close(_null)
+_plan = plan.load()  # raises in a server that the kernel has ended meanwhile
 process.prefer_as_oom_victim()
 
 gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time

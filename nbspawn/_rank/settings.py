@@ -24,11 +24,15 @@ def read() -> Settings:
     """Those of this process and, for what torch keeps for each thread, of this thread. About half a millisecond."""
     found = {name: get() for name, (get, _) in _torch().items()}
     return Settings(
-        {**found, "default device": _of_rank(found["default device"])},
-        _packed(_numpy()),
-        _packed(_pandas()),
-        tuple(map(_described, warnings.filters)),
-        loggers.read(),
+        torch={**found, "default device": _of_rank(found["default device"])},
+        numpy=_packed(_numpy()),
+        numpy_errors=_numpy_errors(),
+        pandas=_packed(_pandas()),
+        matplotlib=_packed(_matplotlib()),
+        figures=_packed(_figures()),
+        recursion_limit=sys.getrecursionlimit(),
+        warnings=tuple(map(_described, warnings.filters)),
+        logging=loggers.read(),
     )
 
 
@@ -38,9 +42,16 @@ def put(settings: Settings) -> None:
         if name in settings.torch and settings.torch[name] != get():
             put_one(settings.torch[name])
     if settings.numpy:
-        after_import("numpy", lambda: _put_numpy(settings.numpy))
+        after_import("numpy", lambda: _put_numpy(settings.numpy, settings.numpy_errors))
     if settings.pandas:
         after_import("pandas", lambda: _put_pandas(settings.pandas))
+    if settings.matplotlib:
+        after_import("matplotlib", lambda: _put_matplotlib(settings.matplotlib))
+    if settings.figures:
+        after_import("matplotlib_inline.config", lambda: _put_figures(settings.figures))
+    if settings.recursion_limit != sys.getrecursionlimit():
+        with suppress(RecursionError):  # lower than what the rank has used by now
+            sys.setrecursionlimit(settings.recursion_limit)
     _put_warnings(settings.warnings)
     loggers.put(settings.logging)
 
@@ -144,7 +155,7 @@ def _put_precisions(wanted: Mapping[tuple[str, str], str]) -> None:
             torch._C._set_fp32_precision_setter(*of, precision)
 
 
-# ---------------------------------------------------------------- numpy, pandas
+# ---------------------------------------------------------------- numpy, pandas, matplotlib
 
 
 def _packed(options: Mapping[str, Any]) -> dict[str, Packed]:
@@ -172,10 +183,16 @@ def _numpy() -> dict[str, Any]:
     return options
 
 
-def _put_numpy(options: Mapping[str, Packed]) -> None:
+def _numpy_errors() -> dict[str, str]:
+    numpy: Any = sys.modules.get("numpy")
+    return dict(numpy.geterr()) if hasattr(numpy, "geterr") else {}
+
+
+def _put_numpy(options: Mapping[str, Packed], errors: Mapping[str, str]) -> None:
     wanted = dict(_loaded(options))
     if wanted != _numpy():
         sys.modules["numpy"].set_printoptions(**wanted)
+    sys.modules["numpy"].seterr(**errors)
 
 
 def _pandas() -> dict[str, Any]:
@@ -188,7 +205,7 @@ def _pandas() -> dict[str, Any]:
         return {}
     found = {}
     for name, option in config._registered_options.items():
-        if name.startswith("display.") and name not in config._deprecated_options:
+        if name not in config._deprecated_options:
             value = config.get_option(name)
             if value is not option.defval and value != option.defval:
                 found[name] = value
@@ -198,6 +215,38 @@ def _pandas() -> dict[str, Any]:
 def _put_pandas(options: Mapping[str, Packed]) -> None:
     for name, value in _loaded(options):
         sys.modules["pandas"].set_option(name, value)
+
+
+_OF_FRONT_END = ("backend", "backend_fallback", "interactive")
+
+
+def _matplotlib() -> dict[str, Any]:
+    """The rcParams that differ from those of the user's matplotlibrc, which a rank reads, too."""
+    matplotlib: Any = sys.modules.get("matplotlib")
+    if not hasattr(matplotlib, "rcParamsOrig"):
+        return {}
+    # As a plain dict: to ask RcParams for the backend is to choose one.
+    read, present = (dict(dict.items(params)) for params in (matplotlib.rcParamsOrig, matplotlib.rcParams))
+    return {name: value for name, value in present.items() if name not in _OF_FRONT_END and read.get(name) != value}
+
+
+def _put_matplotlib(options: Mapping[str, Packed]) -> None:
+    sys.modules["matplotlib"].rcParams.update(_loaded(options))
+
+
+def _figures() -> dict[str, Any]:
+    config: Any = sys.modules.get("matplotlib_inline.config")
+    if not hasattr(config, "InlineBackend") or not config.InlineBackend.initialized():
+        return {}
+    backend = config.InlineBackend.instance()
+    found = {name: getattr(backend, name) for name in ("figure_formats", "print_figure_kwargs", "close_figures")}
+    return {name: value for name, value in found.items() if value != type(backend).class_traits()[name].default()}
+
+
+def _put_figures(traits: Mapping[str, Packed]) -> None:
+    backend = sys.modules["matplotlib_inline.config"].InlineBackend.instance()
+    for name, value in _loaded(traits):
+        setattr(backend, name, value)
 
 
 # ---------------------------------------------------------------- warnings

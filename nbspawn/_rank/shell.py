@@ -25,7 +25,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
-from nbspawn._rank import debugger, device, front_ends, hosts, namespace, outcome, pdb_methods, process, stdio
+from nbspawn._rank import debugger, device, front_ends, hosts, magics, namespace, outcome, pdb_methods, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.imports import is_library
@@ -100,6 +100,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     if not isinstance(shell, RankShell):
         _become_rank_shell(shell)
     front_ends.draw_text(shell.config)
+    front_ends.find_files_beside_the_notebook(lambda: getattr(info.command, "filename", ""))
     pdb_methods.adapt(Pdb)
     _name_cells(shell, info)
     return shell
@@ -135,7 +136,7 @@ class CellRunner:
         self._catch_tracebacks()
         try:
             with self._info.interrupts.enabled():
-                namespace.put(variables())
+                self._receive(variables())
                 if self._first:
                     self._shell.user_ns.update(self._rank_variables())
                 ran = self._shell.run_cell(command.source, store_history=False)
@@ -153,12 +154,18 @@ class CellRunner:
         except BaseException as late:
             return outcome.failed(rank, late, cell=command.filename, skip=__file__)
 
+    def _receive(self, sent: Mapping[str, Any]) -> None:
+        namespace.put({name: value for name, value in sent.items() if not name.startswith("%")})
+        magics.put(self._shell, {name: value for name, value in sent.items() if name.startswith("%")})
+
     def _prepare_shell(self) -> None:
         shell, command = self._shell, self._command
         if self._first and self._info.launch.method != "fork":
             shell.user_module = sys.modules["__main__"]
             shell.user_ns = vars(shell.user_module)
             shell.init_user_ns()
+            visited = shell.history_manager.dir_hist  # `_dh`, by whose first one libraries find the notebook's files
+            visited[:] = map(type(visited[0]), command.directories) if command.directories else visited
         _learn_sources(shell, command)
         for alias in command.aliases.items():
             shell.alias_manager.soft_define_alias(*alias)

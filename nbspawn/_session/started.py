@@ -22,7 +22,7 @@ from nbspawn._engine.ray import RayNodes
 from nbspawn._engine.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
-from nbspawn._rank import settings
+from nbspawn._rank import replaced, settings
 from nbspawn._state.run import Run
 from nbspawn.errors import PayloadError, StartError, interrupted
 
@@ -120,7 +120,9 @@ def start_ranks(
     how = resolve_start(job, options, interrupts) if how is None else how
     nprocs = int(options.nprocs)
     note = kinds.named(options.accelerator).note(nprocs, {**os.environ, **options.env}, options.backend)
-    notes = (note,) if note else ()
+    notes: tuple[str, ...] = (note,) if note else ()
+    if how.packed is not None:
+        notes += replaced.left_out(how.packed.left_out)
     since = time.monotonic()
     _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
     engine = start(command, how, options, job.inherited, interrupts=interrupts)
@@ -145,7 +147,7 @@ def _start_on_nodes(
     if options.backend == "auto":
         options = replace(options, backend=devices.of_nodes(isinstance(starter, RayNodes) and starter.have_gpus))
     since = time.monotonic()
-    with pack(job, interrupts, descriptors=0, elsewhere=True) as packed:
+    with pack(replace(job, replaced=replaced.read()), interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:
             raise PayloadError(
                 "queues, locks and shared tensors belong to one machine, and cannot be sent to other nodes"
@@ -159,4 +161,5 @@ def _start_on_nodes(
     hosts = [link.host for link in agents.links]
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
     how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
-    return StartedRanks(engine, how, (), since, since, known, options.keep)
+    notes = replaced.left_out(packed.left_out, elsewhere=True)
+    return StartedRanks(engine, how, notes, since, since, known, options.keep)

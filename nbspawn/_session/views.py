@@ -92,19 +92,23 @@ def failed_ranks(run: Run) -> list[int]:
 
 class Pace:
     """When a table is redrawn. A change of a rank's state is shown soon, everything else once a second: a redraw takes
-    a millisecond, which slows down ranks that compute on the same processors."""
+    a millisecond, which slows down ranks that compute on the same processors. With ``seldom``, once each time that the
+    run has doubled its length."""
 
     _SOON = 0.1  # seconds between two drawings, at least
     _CLOCK = 1.0  # seconds between two drawings, at most
 
-    def __init__(self) -> None:
+    def __init__(self, seldom: bool = False) -> None:
         self.drawn: Run | None = None
         """The state that the table shows."""
         self._at = 0.0
+        self._seldom = seldom
 
     def due(self, run: Run) -> bool:
         """Is a redraw due?"""
         passed = time.monotonic() - self._at
+        if self._seldom and self.drawn is not None:
+            return passed >= max(self._CLOCK, self._at - run.started)
         if self.drawn is None or passed >= self._CLOCK:
             return True
         return passed >= self._SOON and _states(run) != _states(self.drawn)

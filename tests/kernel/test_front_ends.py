@@ -427,3 +427,63 @@ def test_in_kept_ranks(run: Run) -> None:
 def test_in_spawned_ranks(kernel: Kernel, with_libraries: Kernel) -> None:
     for one in (kernel, with_libraries):
         check_all(one.execute("%%spawn 2 -m spawn\n" + IMPORTS + ALL))
+
+
+@once
+def test_few_pictures_where_nobody_can_be_asked(kernel: Kernel, method: str) -> None:
+    """jupyter-server-documents appends each update of a display to the notebook. The last state is shown."""
+    cell = f"""%%spawn 2 -m {method}
+import time
+from IPython.display import display
+shown = display(-1, display_id=True)
+for step in range(30):
+    time.sleep(0.1)
+    shown.update(step)
+"""
+    headless, asked = (ok(kernel.execute(cell, stdin=stdin)) for stdin in (False, True))
+    assert headless.updates <= 18 < asked.updates, "a table and two displays, as often as the time has doubled"
+    for reply in (headless, asked):
+        assert [data["text/plain"] for data in reply.shown if data["text/plain"] == "29"] == ["29"] * 2
+        assert "✓ done" in reply.table["text/plain"]
+
+
+ERRORS = """
+def fail():
+    assert rank != 1, "one"
+fail()
+"""
+
+
+def test_richs_tracebacks(own_kernel: Kernel, method: str) -> None:
+    """Its handler does not ask ``_render_traceback_``: the rank's traceback is there, and no way through nbspawn."""
+    ok(own_kernel.execute("%load_ext nbspawn\n%load_ext rich"))
+    reply = own_kernel.execute(f"%%spawn 2 -m {method}{ERRORS}")
+    said = plain(reply.outputs[-1]["data"]["text/plain"])
+    assert re.search(r"RankRaisedError: rank 1 of 2: AssertionError: one \(line 3\)", said), str(reply)
+    assert re.search(r"line 3, in fail.*AssertionError: one", said, re.DOTALL), said
+    assert "nbspawn/_" not in said and len(said) < 2000
+    assert ok(own_kernel.execute("import sys\nassert 'line 3, in fail' in str(sys.last_value.__cause__)"))
+    for bad, name in (
+        ("%%spawn 2 --nosuch\n1", "UsageError"),
+        ("%ranks nosuch", "UsageError"),
+        ("%%spawn\n x = =", "Synt"),
+    ):
+        reply = own_kernel.execute(bad)
+        said = plain(reply.outputs[-1]["data"]["text/plain"])
+        assert said.startswith(name) and len(said) < 300, said
+
+
+def test_hydra_finds_its_files_beside_the_notebook(own_kernel: Kernel, method: str) -> None:
+    """It asks for the name of the shell's class, and takes the first directory that the notebook has been in."""
+    pytest.importorskip("hydra")
+    (own_kernel.folder / "conf").mkdir()
+    (own_kernel.folder / "conf" / "config.yaml").write_text("lr: 0.1\n")
+    (own_kernel.folder / "elsewhere").mkdir()
+    ok(own_kernel.execute("%load_ext nbspawn\n%cd -q elsewhere"))
+    cell = """
+from hydra import compose, initialize
+with initialize(version_base=None, config_path="conf"):
+    config = compose("config")
+config.lr"""
+    assert ok(own_kernel.execute(cell)).result == "0.1"
+    assert ok(own_kernel.execute(f"%%spawn 2 -m {method}{cell}")).result == "[0-1] 0.1"

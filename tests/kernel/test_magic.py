@@ -171,6 +171,77 @@ def test_aliases_are_the_notebooks(kernel: Kernel, method: str) -> None:
         ok(kernel.execute("%unalias greet\n%alias ll ls -F -o --color"))
 
 
+OWN_MAGICS = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+from IPython.core.magic import Magics, line_cell_magic, magics_class, register_cell_magic, register_line_magic
+offset = 5
+@register_line_magic
+def shifted(line): return int(line) + offset
+@register_cell_magic
+def counted(line, cell): return line, len(cell.splitlines())
+@magics_class
+class Counting(Magics):
+    count = 0
+    @line_cell_magic
+    def count_up(self, line, cell=None):
+        self.count += 1
+        return self.count, self.shell.user_ns["rank"]
+get_ipython().register_magics(Counting)
+%alias_magic -l up count_up
+%load_ext extension_of_mine
+def in_a_function(): return get_ipython().run_line_magic("shifted", "1")
+"""
+
+EXTENSION = """
+import threading
+from IPython.core.magic import Magics, line_magic, magics_class
+@magics_class
+class Mine(Magics):
+    @line_magic
+    def mine(self, line): return f"mine: {line}"
+@magics_class
+class Locked(Magics):
+    def __init__(self, shell):
+        super().__init__(shell)
+        self.lock = threading.Lock()
+    @line_magic
+    def locked(self, line): return line
+def load_ipython_extension(shell):
+    shell.register_magics(Mine, Locked)
+"""
+
+
+def test_magics_of_the_notebook(kernel: Kernel, method: str) -> None:
+    """Its own, those of a class, by another name, and those of an extension, whose objects may not travel."""
+    (kernel.folder / "extension_of_mine.py").write_text(EXTENSION)
+    ok(kernel.execute(OWN_MAGICS))
+    cell = "x = %shifted 3\noffset = 7\ny = %shifted 3\nz = %up\nz = %count_up\nw = %mine ho\nx, y, z, w"
+    assert values(kernel, f"%%spawn 2 -m {method}\n{cell}") == [(8, 10, (2, rank), "mine: ho") for rank in range(2)]
+    assert values(kernel, f"%%spawn 1 -m {method}\n%%counted a b\n1\n2") == [("a b", 2)]
+    ok(kernel.execute(f"%%spawn 2 --keep -m {method}\npass"))
+    assert values(kernel, "%%ranks\n%shifted 4") == [9, 9]
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_magics_that_are_not_sent(kernel: Kernel) -> None:
+    """The error says why, and what to do."""
+    (kernel.folder / "extension_of_mine.py").write_text(EXTENSION)
+    ok(kernel.execute(OWN_MAGICS))
+    for call, advice in (
+        ("%locked 1", "%locked is a magic of an extension: add `%load_ext extension_of_mine` to the cell."),
+        ("in_a_function()", "%shifted exists in the notebook, but was not sent, because the cell's own code does not"),
+        ("%connect_info", "%connect_info is a magic of ipykernel for the notebook itself: ranks do not have it."),
+    ):
+        reply = kernel.execute(f"%%spawn 1 -m forkserver\n{call}")
+        assert advice in reply.traceback, str(reply)
+    assert values(kernel, "%%spawn 1 -m forkserver\n%load_ext extension_of_mine\n%locked 1") == ["1"]
+    assert values(kernel, "%%spawn 1 -m fork\nin_a_function()") == [6]
+    reply = kernel.execute("%%spawn 1\n%no_such_magic")
+    assert "UsageError: Line magic function `%no_such_magic` not found" in reply.evalue
+    assert "is a magic of" not in reply.traceback
+
+
 def test_line_magic(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n%time y = rank\nprint('y', y)"))
     for rank in range(2):

@@ -21,7 +21,7 @@ from methods import EVERY_METHOD
 ROOT = Path(__file__).parents[2]
 
 NOTEBOOK = """
-import abc, collections, dataclasses, datetime, enum, functools, os, pickle, sys, typing
+import abc, collections, dataclasses, datetime, enum, functools, multiprocessing, os, pickle, sys, typing, warnings
 import numpy as np, torch
 sys.path.insert(0, os.getcwd())
 import registered
@@ -134,6 +134,14 @@ def counter():
     return up, get
 up, get = counter()
 
+executed = {}
+exec("lr = 0.1\\ndef rate(): return lr", executed)
+manager = multiprocessing.Manager()
+shared = manager.dict()
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+shell = get_ipython()
+
 mapped = np.memmap("mapped", dtype=np.int64, mode="w+", shape=(4, 8))
 part = mapped[1:3, ::-2]
 mapped.flush()
@@ -203,6 +211,18 @@ assert Grade.words[Grade(2)] == "bad"
 before = get()
 assert up() == get() == before + 1
 """,
+    "namespaces that `exec` has filled": """
+assert executed["rate"]() == 0.1 and callable(executed["__builtins__"]["input"])
+""",
+    "dicts and lists of a `multiprocessing.Manager`": "shared[rank] = 'seen'\nassert shared[rank] == 'seen'",
+    "learning rate schedulers, with their optimizers": """
+assert scheduler.optimizer is optimizer
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    optimizer.step()
+    scheduler.step()
+""",
+    "the shell, `get_ipython()`": "assert shell is get_ipython() and shell.user_ns['rank'] == rank",
     "`np.memmap` and `torch.from_file(shared=True)`": """
 mapped[0, rank] = part[0, rank] = tensor_of_file[rank] = 10 + rank
 assert own_copy[15] == 0 and np.shares_memory(views[0], views[8]) and views[1499].base is not None

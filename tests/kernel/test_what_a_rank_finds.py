@@ -52,6 +52,20 @@ _own = logging.StreamHandler()
 _own.setFormatter(Shout())
 logging.getLogger("loud").addHandler(_own)
 logging.getLogger("loud").propagate = False
+import functools, matplotlib.pyplot as plt, netmod
+%matplotlib inline
+%config InlineBackend.figure_formats = ["svg"]
+plt.rcParams["figure.figsize"] = (2, 1)
+np.seterr(divide="raise")
+sys.setrecursionlimit(4321)
+calls, mean, scale = [], np.mean, 2
+def scaled_mean(x):
+    calls.append(1)
+    return scale * mean(x)
+np.mean = scaled_mean
+torch.load = functools.partial(torch.load, mmap=True)
+if True: netmod.Net.size = property(lambda self: self.weight.numel())
+setattr(netmod, "lock", threading.Lock())
 """
 
 CELL = """
@@ -72,6 +86,12 @@ logging.getLogger("quiet").debug("not this")
 logging.getLogger("loud").warning("hear")
 warnings.warn("hush, this is not seen")
 warnings.warn("this is")
+import matplotlib.pyplot as plt
+print("figures", plt.rcParams["figure.figsize"], np.geterr()["divide"], sys.getrecursionlimit())
+plt.plot([1])
+plt.show()
+scale = 3
+print("replaced", np.mean([1, 3]), len(calls), torch.load.keywords, net.size)
 random.random(), np.random.rand(), torch.rand(1, device="cpu").item()
 """
 
@@ -105,6 +125,11 @@ def check(reply: Reply, rank: int) -> None:
     assert "INFO of root: to all" in said
     assert "DEBUG of chatty: details" in said
     assert "HEAR" in said
+    assert "figures [2.0, 1.0] raise 4321" in said
+    assert "replaced 6.0 1 {'mmap': True} 4" in said
+    assert [set(shown) for shown in reply.shown if "image/png" in shown or "image/svg+xml" in shown] == [
+        {"image/svg+xml", "text/plain"}
+    ] * 2
     assert any("UserWarning: this is" in line for line in said), said
     assert not [line for line in said if "not this" in line or "UserWarning: hush" in line], said
     assert "LOUD" not in " ".join(said)
@@ -116,6 +141,7 @@ def test_auto_in_the_first_second_and_later(prepared: tuple[Kernel, Reply]) -> N
     for number in range(2):
         reply = first if number == 0 else ok(kernel.execute(f"%%spawn 2 -o drawn{CELL}"))
         assert reply.table["text/plain"].splitlines()[0].startswith("2 ranks · fork server")
+        assert "netmod.lock cannot be sent as the notebook has set it" in reply.table["text/plain"]
         for rank in range(2):
             check(reply, rank)
         drawn += kernel.value("list(drawn)")
@@ -140,7 +166,7 @@ def test_kept_ranks(prepared: tuple[Kernel, Reply], method: str) -> None:
     ok(kernel.execute(f"%%spawn 2 --keep -m {method}\npass"))
     try:
         ok(kernel.execute("torch.set_default_dtype(torch.float32)"))
-        reply = ok(kernel.execute(f"%%ranks --push weights,nothing\nfrom netmod import Net{CELL}"))
+        reply = ok(kernel.execute(f"%%ranks --push weights,nothing,calls\nfrom netmod import Net{CELL}"))
         for rank in range(2):
             check(reply, rank)
     finally:
@@ -223,7 +249,7 @@ def test_seeds_of_functions(nothing_left: None) -> None:
 def test_the_guide_names_every_setting() -> None:
     page = Path(__file__).parents[2] / "docs" / "guide" / "what_a_rank_finds.md"
     text = " ".join(page.read_text().split())
-    for name in (*settings._torch(), "numpy", "pandas", "warning filters", "logging"):
+    for name in (*settings._torch(), "numpy", "pandas", "rcParams", "warning filters", "logging"):
         assert name in text, name
 
 
@@ -566,9 +592,82 @@ def test_what_a_thread_or_a_process_of_the_kernel_works_for_forbids_fork(own_ker
     ):
         for method, name in (("fork", "StartError"), ("auto", "PayloadError")):
             reply = own_kernel.execute(f"%%spawn 2 -m {method} -t 5\n{cell}")
-            assert (reply.ename, path in reply.evalue) == (name, True), str(reply)
+            if (cell, method) != ("next(iter(loader))", "auto"):  # a rank starts workers of its own
+                assert (reply.ename, path in reply.evalue) == (name, True), str(reply)
+                assert reply.evalue.count("-m fork") == 0, "it would contradict itself"
+            else:
+                assert ok(reply).result == "[0-1] tensor([0])"
     ok(own_kernel.execute("writer.close()"))
     assert ok(own_kernel.execute("%%spawn 2 -m fork\nholder.writer['inside'][0].log_dir")).status == "ok"
+
+
+def test_a_manager_serves_forked_ranks_as_well(kernel: Kernel) -> None:
+    """Its process works for all; the manager itself cannot travel, and so the ranks of `auto` are forked."""
+    ok(kernel.execute("import multiprocessing\n_manager = multiprocessing.Manager()\nshared = _manager.dict()"))
+    for method in ("fork", "forkserver", "auto"):
+        use = "_manager.dict()" if method == "auto" else "pass"
+        reply = ok(kernel.execute(f"%%spawn 2 -m {method} -t 20\nshared[{method!r}, rank] = 1\n{use};"))
+        assert ("fork: _manager cannot travel" in reply.table["text/plain"]) is (method == "auto")
+    assert kernel.value("len(shared)") == 6
+    ok(kernel.execute("_manager.shutdown()"))
+
+
+def test_a_generator_without_a_seed_is_named(kernel: Kernel, method: str) -> None:
+    ok(
+        kernel.execute(
+            "import numpy as np\nrng, seeded = np.random.default_rng(), np.random.default_rng(1)\n"
+            "def noise(): return rng.random()"
+        )
+    )
+    reply = ok(kernel.execute(f"%%spawn 2 -m {method}\nnoise(), seeded.random()"))
+    said = reply.table["text/plain"]
+    assert "noise -> rng was made in the notebook, without a seed: all ranks draw the same numbers." in said
+    assert "seeded" not in said.partition("noise ->")[2]
+    assert "without a seed" not in ok(kernel.execute("%%spawn 2\nseeded.random()")).table["text/plain"]
+
+
+REPLACED = """
+import math, sys, numpy as np, torch, netmod
+square_root = math.sqrt
+math.sqrt = lambda x: 10 + square_root(x)
+class Net(torch.nn.Linear): pass
+linear = torch.nn.Linear
+torch.nn.Linear = Net
+netmod.depth, netmod.Plan.width = 7, [1, 2]
+netmod.settings = {"lr": 0.1}
+for _each in (3, 4):
+    netmod.Plan.steps = _each
+def _inside(): np.mean = None
+text = "np.sum = None"
+sys.of_the_notebook = 1
+"""
+
+
+def test_what_cells_have_set_in_modules(kernel: Kernel, method: str) -> None:
+    """Of C functions and classes the original stays itself; a process's own module is left alone. Kept ranks have what
+    was set when they were started, and keep what they set themselves."""
+    (kernel.folder / "netmod.py").write_text("depth, settings = 1, {}\nclass Plan:\n    width = steps = None\n")
+    ok(kernel.execute(REPLACED))
+    cell = """
+import math, sys, torch, netmod
+assert math.sqrt(4) == 12 and square_root(4) == 2 and math.sqrt(9) == 13
+assert torch.nn.Linear is Net and type(linear(1, 1)) is Net.__mro__[1] is linear is not Net
+assert (netmod.depth, netmod.Plan.width, netmod.Plan.steps, netmod.settings["lr"]) == (7, [1, 2], 4, 0.1)
+netmod.depth = 8
+hasattr(sys, "of_the_notebook")
+"""
+    try:
+        ok(kernel.execute(f"%%spawn 2 -o found -m {method} --keep\n{cell}"))
+        assert kernel.value("list(found)") == [method == "fork"] * 2
+        reply = kernel.execute("%%ranks --push square_root\nnetmod.depth, square_root(4)")
+        if method == "fork":
+            assert "square_root cannot be loaded in a rank: AttributeError: what math.sqrt was before" in reply.evalue
+        else:
+            assert ok(reply).result == "[0-1] (8, 2.0)"
+        ok(kernel.execute("import nbspawn\ndef depth(rank): return netmod.depth, math.sqrt(4)"))
+        assert kernel.value(f"list(nbspawn.spawn(depth, nprocs=2, start_method={method!r}))") == [(7, 12)] * 2
+    finally:
+        kernel.execute("%ranks stop\nmath.sqrt, torch.nn.Linear = square_root, linear\ndel sys.of_the_notebook")
 
 
 def test_the_search_for_hazards_is_short() -> None:

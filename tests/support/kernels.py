@@ -94,6 +94,8 @@ class Reply:
     """What was asked, and whether as a password."""
     sent: int = 0
     """Bytes of text and displays that went over the wire."""
+    updates: int = 0
+    """How often displays were updated."""
     payload: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     _clear: bool = field(default=False, repr=False)
@@ -168,6 +170,7 @@ class Reply:
             if name := content.get("transient", {}).get("display_id"):
                 self.displays[name] = output
         elif kind == "update_display_data":
+            self.updates += 1
             self.sent += len(str(content["data"]))
             name = content["transient"]["display_id"]
             if name in self.displays:

@@ -118,6 +118,23 @@ def default_device() -> Any:
     return torch._GLOBAL_DEVICE_CONTEXT.device_context.device  # type: ignore[attr-defined]
 
 
+def scheduled() -> Any:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5).optimizer
+
+
+def wrapped_step() -> Any:
+    return scheduled().step._wrapped_by_lr_sched
+
+
+def has_stepped() -> Any:
+    optimizer = scheduled()
+    optimizer.step()
+    return optimizer._opt_called
+
+
 def reduced_float8() -> Any:
     import torch
 
@@ -234,6 +251,13 @@ TORCH = (
     Name("torch._C._get_fp32_precision_getter", precision, ">=2.9"),
     Name("torch._C._set_fp32_precision_setter", set_precision, ">=2.9"),
     Name("torch._C.DisableTorchFunction", without_torch_function),
+    Name("torch.optim.lr_scheduler.LRScheduler.optimizer.step._wrapped_by_lr_sched", equals(True), find=wrapped_step),
+    Name("torch.optim.Optimizer._opt_called", equals(True), find=has_stepped),
+    Name(
+        "torch.utils.data.DataLoader._iterator",
+        equals(None),
+        find=lambda: found("torch.utils.data.DataLoader")([])._iterator,
+    ),
     Name("torch._utils._rebuild_tensor_v3", is_rebuilt_from_a_storage, find=reduced_float8),
     Name(
         "torch.storage.TypedStorage._untyped_storage", typed_storage, find=lambda: found("torch.storage.TypedStorage")
