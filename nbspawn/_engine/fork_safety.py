@@ -96,16 +96,18 @@ def _has_compiled() -> bool:
 
 def stranded(variables: Mapping[str, object]) -> list[str]:
     """What these variables are or use that a forked copy of this process cannot have, a sentence each: locks that are
-    held at this moment, which nobody would release there; threads that run (of a queue, an executor, a SummaryWriter),
-    which a fork does not copy; and processes that work for this one (of a DataLoader's iterator)."""
+    held at this moment, which nobody would release there; threads that run (of a queue, a SummaryWriter), which a fork
+    does not copy; and processes that work for this one (of a DataLoader's iterator)."""
     return [f"{path} {reason}" for path, reason in findings(variables, _stranded)]
+
+
+_SURVIVES = {("multiprocessing.managers", "BaseManager"), ("concurrent.futures.thread", "ThreadPoolExecutor")}
 
 
 def _stranded(value: Any) -> str | None:
     """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process. A manager's process
-    works for all."""
-    managers = sys.modules.get("multiprocessing.managers")
-    if managers is not None and issubclass(type(value), managers.BaseManager):
+    works for all, and an executor starts other threads (_rank/libraries.py)."""
+    if any((base.__module__, base.__name__) in _SURVIVES for base in type(value).__mro__):
         return None
     if issubclass(type(value), threading.Thread):
         if value.is_alive() and value is not threading.current_thread():

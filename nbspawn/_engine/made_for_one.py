@@ -59,7 +59,8 @@ def _first_parts(variables: Mapping[str, object]) -> Iterator[tuple[str, object]
 
 def _draws_same_numbers(value: Any) -> bool:
     """Is it a generator of numpy that was made without a seed? One with a seed does what it would under torchrun."""
-    if (type(value).__module__, type(value).__name__) != ("numpy.random._generator", "Generator"):
+    random: Any = sys.modules.get("numpy.random")
+    if type(value) is not getattr(random, "Generator", None):
         return False
     seeds = getattr(value.bit_generator, "seed_seq", None)
     return isinstance(entropy := getattr(seeds, "entropy", None), int) and entropy >= 1 << 64

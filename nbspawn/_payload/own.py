@@ -11,13 +11,9 @@ import io
 import sys
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from nbspawn._payload.cloudpickle_adapter import Reducer
-
-_BY_BASE: dict[tuple[str, str], Callable[[Any], Any]] = {}
-"""How objects of a class are reduced, by the module and the name of it or of a base."""
 
 
 def reducer(kind: type, returning: bool) -> Reducer | None:
@@ -114,6 +110,9 @@ def _hold_optimizer(scheduler: Any, state: tuple[dict[str, Any], bool]) -> None:
     optimizer.step, optimizer._opt_called = counted, called
 
 
-_BY_BASE[("IPython.core.interactiveshell", "InteractiveShell")] = _shell
-_BY_BASE[("torch.utils.data.dataloader", "DataLoader")] = _loader
-_BY_BASE[("torch.optim.lr_scheduler", "LRScheduler")] = _scheduler
+_BY_BASE: dict[tuple[str, str], Reducer] = {
+    ("IPython.core.interactiveshell", "InteractiveShell"): _shell,
+    ("torch.utils.data.dataloader", "DataLoader"): _loader,
+    ("torch.optim.lr_scheduler", "LRScheduler"): _scheduler,
+}
+"""By the module and the name of the class, or of a base."""

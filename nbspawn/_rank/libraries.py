@@ -1,4 +1,4 @@
-"""What libraries have concluded about their process, and must conclude anew in a rank; and the locks they took there.
+"""What libraries have concluded about their process, and must conclude anew in a rank; the locks and workers they had.
 
 Imports none of them: a library that is not there has concluded nothing.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import sys
+import threading
 from typing import Any
 
 from nbspawn._payload import accelerate_state
@@ -50,3 +52,23 @@ def have_own_locks() -> None:
     between_threads = getattr(locks, "th_lock", None)
     if between_threads is not None:
         between_threads._at_fork_reinit()  # a thread of the kernel's that draws bars may have it at this moment
+
+
+def have_own_workers() -> None:
+    """In a forked rank. A fork copies no thread: a ThreadPoolExecutor of the notebook, or of a library, would wait
+    for its workers for ever. It starts others when it is given work. joblib uses one executor of loky's for all, and
+    makes another where there is none."""
+    futures: Any = sys.modules.get("concurrent.futures.thread")
+    for thread in list(getattr(futures, "_threads_queues", ())):
+        known = getattr(thread, "_args", None)  # it has none when it has ended
+        if known and (executor := known[0]()) is not None:
+            executor._threads, executor._work_queue = set(), queue.SimpleQueue()
+            executor._idle_semaphore, executor._shutdown_lock = threading.Semaphore(0), threading.Lock()
+    for package in ("joblib.externals.loky", "loky"):
+        loky: Any = sys.modules.get(f"{package}.reusable_executor")
+        if loky is not None and loky._executor is not None:
+            _not_collected.append(loky._executor)  # it would tell its manager, which is in the kernel
+            loky._executor = loky._executor_kwargs = None
+
+
+_not_collected: list[object] = []

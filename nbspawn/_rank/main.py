@@ -102,6 +102,7 @@ def main(rank: int, launch: Launch) -> None:
         settings.adjust(launch.settings)
         libraries.not_interactive()
         libraries.have_own_locks()
+        libraries.have_own_workers()
         _forget_event_loop()
     else:
         sys.modules["__main__"] = types.ModuleType("__main__")

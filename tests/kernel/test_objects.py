@@ -142,6 +142,82 @@ optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 shell = get_ipython()
 
+import array, logging, operator, types
+from contextlib import contextmanager
+half = lambda x: x / 2
+def outer(a):
+    def middle(b):
+        def inner(c): return a + b + c
+        return inner
+    return middle
+nested = outer(1)(2)
+def unbound():
+    def reads(): return never
+    if False: never = 1
+    return reads
+reads_unbound = unbound()
+def make_even():
+    def even(n): return True if n == 0 else odd(n - 1)
+    def odd(n): return False if n == 0 else even(n - 1)
+    return even
+even = make_even()
+def countdown(n):
+    while n: n -= (yield n) or 1
+async def answer(): return 42
+@contextmanager
+def tagged(tag): yield f"<{tag}>"
+def described(a, b: int = 2, *rest, c="c", **more) -> str:
+    "What it does."
+    return a, b, rest, c, more
+described.calls, described.itself = 7, described
+class Animal:
+    kinds = []
+    def __init__(self, name): self.name = name
+    def speak(self): return f"{self.name} speaks"
+    @property
+    def loud(self): return self.name.upper()
+    @loud.setter
+    def loud(self, value): self.name = value.lower()
+    @classmethod
+    def named(cls, name): return cls(name)
+    @staticmethod
+    def legs(): return 4
+    def __eq__(self, other): return type(self) is type(other) and self.name == other.name
+    __hash__ = None
+class Dog(Animal):
+    def speak(self): return super().speak() + " loudly"
+    def me(self): return __class__
+Animal.kinds.append(Dog)
+dog, speak = Dog("rex"), Dog("rex").speak
+class Node:
+    def __init__(self): self.me, self.parts = self, [self]
+node = Node()
+class Reduced:
+    def __init__(self, x): self.x = x
+    def __reduce__(self): return Reduced, (self.x * 2,)
+class Stated:
+    def __init__(self): self.x, self.lock = 1, None
+    def __getstate__(self): return {"x": self.x}
+    def __setstate__(self, state): self.x, self.restored = state["x"], True
+reduced, stated = Reduced(2), Stated()
+class Failing(Exception):
+    def __init__(self, code, *, why):
+        super().__init__(code)
+        self.code, self.why = code, why
+    def __reduce__(self): return _failing, (self.code, self.why)
+def _failing(code, why): return Failing(code, why=why)
+failing = Failing(3, why="no reason")
+module = types.ModuleType("made_here")
+exec("base = 10\\ndef plus(x): return base + x", module.__dict__)
+letters = collections.OrderedDict(a=1, b=2)
+Point = collections.namedtuple("Point", "x y", defaults=[5])
+odds = [letters.keys(), letters.values(), letters.items(), types.MappingProxyType({"a": 1}), NotImplemented, ...,
+    range(3), slice(1, 2), types.SimpleNamespace(a=1), array.array("i", [1, 2]), bytearray(b"ab"),
+    memoryview(b"xy"), Point(1), operator.itemgetter(1), operator.attrgetter("name"), functools.partial(pow, 2),
+    len, str.upper, [].append, logging.getLogger("mine"), collections.defaultdict(lambda: 3),
+    collections.Counter("aab"), type(None), dict[str, int], typing.Optional[int], typing.Callable[[int], str],
+    int | None, compile("1 + 1", "code", "eval"), 1j, frozenset([1])]
+
 mapped = np.memmap("mapped", dtype=np.int64, mode="w+", shape=(4, 8))
 part = mapped[1:3, ::-2]
 mapped.flush()
@@ -230,6 +306,51 @@ assert mapped[1, 7 - 2 * rank] == 10 + rank and not read_only.flags.writeable
 """,
 }
 
+AS_BY_CLOUDPICKLE = {
+    "lambdas and closures": "assert half(3) == 1.5 and nested(3) == 6 and even(10) and not even(3)",
+    "closures over what is not bound": """
+try: reads_unbound()
+except NameError: pass
+else: raise AssertionError("it is bound")
+""",
+    "generators, coroutines, context managers": """
+assert list(countdown(3)) == [3, 2, 1]
+try: answer().send(None)
+except StopIteration as over: assert over.value == 42
+with tagged("b") as tag: assert tag == "<b>"
+""",
+    "what a function has": """
+import inspect
+assert str(inspect.signature(described)) == "(a, b: int = 2, *rest, c='c', **more) -> str"
+assert described(1, c=3, d=4) == (1, 2, (), 3, {"d": 4}) and described.__doc__ == "What it does."
+assert described.calls == 7 and described.itself is described and "What it does" in inspect.getsource(described)
+""",
+    "methods, properties, super()": """
+assert dog.speak() == speak() == "rex speaks loudly" and Dog.named("a") == Dog("a") and Dog.legs() == 4
+dog.loud = "MAX"
+assert dog.name == "max" and dog.me() is Dog and Animal.kinds == [Dog] and Dog.__hash__ is None
+dog.name = "rex"
+""",
+    "objects in themselves": "assert node.me is node and node.parts[0] is node",
+    "objects that pickle in their own way": """
+assert stated.x == 1 and pickle.loads(pickle.dumps(failing)).why == "no reason"
+assert type(failing) is Failing and failing.args == (3,) and reduced.x in (2, 4)
+""",
+    "modules that were made here": "assert module.plus(1) == 11 and module.__name__ == 'made_here'",
+    "builtin kinds": """
+keys, values, items, proxy, no, dots, some, cut, space, numbers, raw, view, point, *callables = odds
+assert [*keys] == ["a", "b"] and [*values] == [1, 2] and [*items] == [("a", 1), ("b", 2)] and proxy["a"] == 1
+assert no is NotImplemented and dots is ... and list(some) == [0, 1, 2] and cut == slice(1, 2) and space.a == 1
+assert list(numbers) == [1, 2] and raw == b"ab" and bytes(view) == b"xy" and point == Point(1, 5)
+item, name, part, length, upper, append, logger, default, counts, none, *types_ = callables
+assert item("ab") == "b" and name(dog) == "rex" and part(3) == 8 and length("a") == 1 and upper("a") == "A"
+assert append(1) is None and logger.name == "mine" and default[0] == 3 and counts["a"] == 2 and none is type(None)
+assert types_[0] == dict[str, int] and types_[1] == typing.Optional[int]
+assert eval(types_[4]) == 2 and types_[5:] == [1j, {1}]
+""",
+}
+"""What cloudpickle's own tests have it do, through a kernel and two ranks."""
+
 LIBRARY = """
 known = {}
 class Plugin:
@@ -238,8 +359,9 @@ class Plugin:
         known[cls.name] = cls
 """
 
+ALL = {**HOLDS, **AS_BY_CLOUDPICKLE}
 CHECKS = "".join(
-    f"def check_{number}():\n{textwrap.indent(check.strip(), '    ')}\n" for number, check in enumerate(HOLDS.values())
+    f"def check_{number}():\n{textwrap.indent(check.strip(), '    ')}\n" for number, check in enumerate(ALL.values())
 )
 CELL = f"""
 def said(check):
@@ -249,7 +371,7 @@ def said(check):
         return f"{{type(error).__name__}}: {{error}}"
 {CHECKS}
 came_back = [fibonacci, UserId, P, T, MISSING, Planet.RED, Level.HIGH, Access.BOTH, First, Made, Config.Optim, Slots]
-[said(check) for check in ({", ".join(f"check_{number}" for number in range(len(HOLDS)))})], came_back
+[said(check) for check in ({", ".join(f"check_{number}" for number in range(len(ALL)))})], came_back
 """
 
 
@@ -270,10 +392,10 @@ def kernel_and_said(
         yield kernel, kernel.value("[said for said, came_back in found]")
 
 
-@pytest.mark.parametrize("kind", HOLDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_it_is_what_it_is_in_the_notebook(kernel_and_said: Any, kind: str) -> None:
     _, said = kernel_and_said
-    assert [of_rank[list(HOLDS).index(kind)] for of_rank in said] == [None, None]
+    assert [of_rank[list(ALL).index(kind)] for of_rank in said] == [None, None]
 
 
 def test_what_comes_back_is_the_notebooks_own(kernel_and_said: Any) -> None:

@@ -542,19 +542,15 @@ def test_a_thread_that_an_object_needs_forbids_fork(kernel: Kernel) -> None:
             "    def work(self):\n"
             "        while self.queue.get() is not None: pass\n"
             "writer = Writer()\n"
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "pool = ThreadPoolExecutor(1)\n"
-            "pool.submit(int).result()\n"
         )
     )
-    for cell, path in (("writer.queue.put(1)", "writer.thread"), ("pool.submit(int)", "pool._threads")):
-        asked = kernel.execute(f"%%spawn 2 -m fork\n{cell}")
-        assert asked.ename == "StartError", str(asked)
-        assert path in asked.traceback and "thread that runs in this kernel" in asked.traceback
-        auto = kernel.execute(f"%%spawn 2\n{cell}")
-        assert auto.ename == "PayloadError", str(auto)
-        assert path in auto.traceback
-    ok(kernel.execute("writer.queue.put(None)\nwriter.thread.join()\npool.shutdown()"))
+    asked = kernel.execute("%%spawn 2 -m fork\nwriter.queue.put(1)")
+    assert asked.ename == "StartError", str(asked)
+    assert "writer.thread is a thread that runs in this kernel" in asked.traceback
+    auto = kernel.execute("%%spawn 2\nwriter.queue.put(1)")
+    assert auto.ename == "PayloadError", str(auto)
+    assert "writer.thread" in auto.traceback
+    ok(kernel.execute("writer.queue.put(None)\nwriter.thread.join()"))
     assert ok(kernel.execute("%%spawn 2 -m fork\nwriter.queue.qsize()")).status == "ok"
 
 
@@ -610,6 +606,35 @@ def test_a_manager_serves_forked_ranks_as_well(kernel: Kernel) -> None:
         assert ("fork: _manager cannot travel" in reply.table["text/plain"]) is (method == "auto")
     assert kernel.value("len(shared)") == 6
     ok(kernel.execute("_manager.shutdown()"))
+
+
+POOLED = """
+from concurrent.futures import ThreadPoolExecutor
+threads = ThreadPoolExecutor(2)
+def squares(n): return list(threads.map(lambda x: x * x, range(n)))
+"""
+
+
+@pytest.mark.parametrize("keep", ["", "--keep"])
+def test_executors_work_in_forked_ranks(own_kernel: Kernel, keep: str) -> None:
+    """A library's, joblib's and the notebook's: their workers are the kernel's, and go on there. `auto` forks for
+    the lock."""
+    pytest.importorskip("joblib")
+    (own_kernel.folder / "pooled.py").write_text(POOLED)
+    ok(own_kernel.execute("%load_ext nbspawn\nimport threading, pooled\nfrom joblib import Parallel, delayed"))
+    use = "[pooled.squares(3), mine.submit(abs, -3).result(), Parallel(2)([delayed(abs)(-1)] * 3)]"
+    used = "[[0, 1, 4], 3, [1, 1, 1]]"
+    ok(own_kernel.execute(f"lock, mine = threading.Lock(), pooled.ThreadPoolExecutor(1)\nassert {use} == {used}"))
+    reply = ok(own_kernel.execute(f"%%spawn 2 {keep} -t 60\nlock\n{use}"))
+    assert reply.result == f"[0-1] {used}"
+    assert "and fork is safe here" in reply.table["text/plain"]
+    if keep:
+        assert ok(own_kernel.execute(f"%%ranks\n{use}")).result == f"[0-1] {used}"
+        ok(own_kernel.execute("%ranks stop"))
+    assert own_kernel.execute(use).result == used
+    ended = "from joblib.externals.loky import get_reusable_executor\nget_reusable_executor().shutdown(wait=True)"
+    ok(own_kernel.execute(ended))
+    own_kernel.assert_no_rank()
 
 
 def test_a_generator_without_a_seed_is_named(kernel: Kernel, method: str) -> None:

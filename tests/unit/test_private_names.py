@@ -15,6 +15,7 @@ import io
 import json
 import os
 import pickle
+import queue
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
@@ -116,6 +118,15 @@ def default_device() -> Any:
 
     torch.set_default_device("cpu")
     return torch._GLOBAL_DEVICE_CONTEXT.device_context.device  # type: ignore[attr-defined]
+
+
+@functools.cache
+def busy_executor() -> tuple[Any, Any]:
+    """One that has a thread, and that."""
+    executor = ThreadPoolExecutor(1)
+    executor.submit(int).result()
+    (thread,) = executor._threads
+    return executor, thread
 
 
 def scheduled() -> Any:
@@ -466,6 +477,24 @@ PYTHON = (
     Name("asyncio.events.set_event_loop_policy", takes(None), "<3.14"),
     Name("asyncio.events._set_event_loop_policy", takes(None), ">=3.14"),
     Name("threading._shutdown", takes()),
+    Name("concurrent.futures.thread._threads_queues", is_a(weakref.WeakKeyDictionary)),
+    Name("threading.Thread._args", lambda args: is_a(weakref.ref)(args[0]), find=lambda: busy_executor()[1]._args),
+    Name("concurrent.futures.thread.ThreadPoolExecutor._threads", is_a(set), find=lambda: busy_executor()[0]._threads),
+    Name(
+        "concurrent.futures.thread.ThreadPoolExecutor._work_queue",
+        is_a(queue.SimpleQueue),
+        find=lambda: busy_executor()[0]._work_queue,
+    ),
+    Name(
+        "concurrent.futures.thread.ThreadPoolExecutor._idle_semaphore",
+        is_a(threading.Semaphore),
+        find=lambda: busy_executor()[0]._idle_semaphore,
+    ),
+    Name(
+        "concurrent.futures.thread.ThreadPoolExecutor._shutdown_lock",
+        has("acquire", "release"),
+        find=lambda: busy_executor()[0]._shutdown_lock,
+    ),
     Name("enum.Enum._member_type_", equals(int), find=lambda: http.HTTPStatus._member_type_),  # type: ignore[attr-defined]
     Name("enum.Enum._value_", equals(200), find=lambda: http.HTTPStatus.OK._value_),
     Name("typing._TypedDictMeta", is_a(type)),
@@ -830,6 +859,9 @@ OTHERS = (
     Name("tqdm.std.TqdmDefaultWriteLock", has("th_lock", "create_mp_lock")),
     Name("tqdm.notebook.tqdm_notebook", inherits),
     Name("tqdm.utils.ObjectWrapper._wrapped", draws_to, find=bar),
+    Name("hydra._internal.utils.is_notebook", takes()),
+    Name("joblib.externals.loky.reusable_executor._executor", equals(None)),
+    Name("joblib.externals.loky.reusable_executor._executor_kwargs", equals(None)),
     Name("rich.console.Console.is_jupyter", setters_are_enough, find=console),
     Name("rich.console.Console.is_interactive", setters_are_enough, find=console),
     Name("numpy.memmap._mmap", has("__len__"), find=mapping),
