@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
@@ -67,7 +67,7 @@ class CellJob:
     notes: tuple[str, ...] = ()
     """What to say below the table."""
     magics: Mapping[str, Any] = field(default_factory=dict)
-    """The notebook's own that it uses; those of extensions are named in ``optional``, too."""
+    """The notebook's own that it uses; those that it may do without are in ``optional``, too."""
     replaced: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of modules that the notebook has set, for ranks that are started."""
     kind = "cell"
@@ -109,6 +109,11 @@ class CellJob:
         """Under fork: nothing, because a rank has the notebook's variables already."""
         packing.track_classes(self.namespace)
         return {}
+
+    def without(self, magics: Mapping[str, Any]) -> CellJob:
+        """For ranks that have these: in a kept rank a magic may have a state."""
+        new = {name: magic for name, magic in self.magics.items() if magics.get(name) is not magic}
+        return replace(self, magics=new)
 
 
 Job = FunctionJob | CellJob

@@ -70,13 +70,12 @@ def job(
         directories=tuple(map(str, shell.history_manager.dir_hist)),
     )
     notes = tuple(_ignored_breakpoints(shell, filename))
-    own_magics = magics.used(shell, source, transformed)
-    extensions = {name for name, magic in own_magics.items() if not magics.of_the_notebook(magic)}
+    own_magics, perhaps = magics.used(shell, source, transformed)
     if push is not None:
-        return CellJob(command, shell.user_ns, names.required, names.optional | extensions, notes, own_magics)
+        return CellJob(command, shell.user_ns, names.required, names.optional | perhaps, notes, own_magics)
     hidden = shell.user_ns_hidden  # what startup files have defined, too
     own = {name for name in _SHELLS & hidden.keys() if shell.user_ns.get(name) is hidden[name]}
-    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns), extensions)
+    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns), perhaps)
     return CellJob(command, shell.user_ns, names.required - own, optional - own, notes, own_magics)
 
 

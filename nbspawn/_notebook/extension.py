@@ -13,7 +13,7 @@ from nbspawn._engine import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank import imports, traced
+from nbspawn._rank import imports, replaced, traced
 from nbspawn._session import views
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
@@ -85,9 +85,11 @@ class _Extension:
         return {file: f"Cell In[{number}]" for file, number in numbers.items()}
 
     def _after_cell(self, result: Any) -> None:
-        """Record which cell made fork unsafe, and preload what the notebook has imported for the next run."""
+        """Record what the cell has set, and which one made fork unsafe; preload what the notebook has imported for the
+        next run."""
         if os.getpid() != self._pid:  # a forked rank inherits this hook, and needs no fork server of its own
             return
+        replaced.note()
         if "torch" in sys.modules or "jax" in sys.modules:
             from nbspawn._engine import fork_safety
 

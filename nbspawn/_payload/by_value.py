@@ -39,7 +39,7 @@ class ByValue:
         if self._namespace is not None:
             pickler.replace_globals(self._namespace, _Namespace())
         self._by_default: Reducer = pickler.reduce_by_default
-        self._function: Reducer = pickler.reduce_function
+        self._function: Callable[[Any, bool], Any] = pickler.reduce_function
         try:
             pickler.dump(obj)
         finally:
@@ -49,6 +49,10 @@ class ByValue:
     def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Is this memory part of the stream?"""
         return True
+
+    def is_by_value(self, function: types.FunctionType) -> bool:
+        """Does it travel by value, although something has its name?"""
+        return False
 
     def reducer(self, kind: type) -> Reducer | None:
         """How objects of this type are reduced; None: as their own ``__reduce__`` says."""
@@ -71,7 +75,7 @@ class ByValue:
         return None
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        reduced = self._function(function)
+        reduced = self._function(function, self.is_by_value(function))
         if function.__globals__ is self._namespace and (along := mentioned.in_function(function)):
             make, args, (attributes, slots), *rest = reduced
             slots = {**slots, "__globals__": {**along, **slots["__globals__"]}}

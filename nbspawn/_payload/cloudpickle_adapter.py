@@ -62,11 +62,13 @@ def _pickler_class() -> Any:
             """As cloudpickle does: functions and classes by value where they cannot be imported."""
             return super().reducer_override(obj)
 
-        def reduce_function(self, function: Any) -> Any:
+        def reduce_function(self, function: Any, by_value: bool) -> Any:
             """The same, but with the closure's cells as they are: functions that share one go on sharing it, where
-            cloudpickle gives each a copy."""
-            if function.__closure__ is None or is_pickled_by_name(function):
+            cloudpickle gives each a copy. ``by_value``: even if it could be imported."""
+            if not by_value and (function.__closure__ is None or is_pickled_by_name(function)):
                 return super().reducer_override(function)
+            if function.__closure__ is None:
+                return self._dynamic_function_reduce(function)
             make, (*args, _), (attributes, slots), *rest = self._dynamic_function_reduce(function)
             return make, (*args, function.__closure__), (attributes, {**slots, "__closure__": None}), *rest
 

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from nbspawn._payload import cloudpickle_adapter
+from nbspawn._payload import cloudpickle_adapter, originals
 
 
 def is_definition(kind: type) -> bool:
@@ -30,9 +30,10 @@ def has_importable_name(obj: Any) -> bool:
     """Does another process find this definition in a module?"""
     module, name = getattr(obj, "__module__", ""), getattr(obj, "__qualname__", getattr(obj, "__name__", ""))
     try:
-        return module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is obj
+        found = module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is obj
     except (KeyError, AttributeError):
         return False
+    return found and not originals.is_wrapper(obj)
 
 
 def parts(obj: Any) -> Any:

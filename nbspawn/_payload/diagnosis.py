@@ -81,7 +81,7 @@ class UnloadableError(Exception):
         self.error = error
 
     def __str__(self) -> str:
-        return f"{self.variable} cannot be loaded in a rank: {one_line(self.error)}"
+        return f"{self.variable.replace(':', '.')} cannot be loaded in a rank: {one_line(self.error)}"
 
 
 def remedy_of_loading(error: str, elsewhere: bool) -> str:

@@ -1,35 +1,51 @@
-"""What modules had before the notebook set their attributes (_rank/replaced.py): it travels by the name that it had.
+"""What the notebook has put in place of a library's own (_rank/replaced.py), and what was there before.
 
-``original = np.mean; np.mean = lambda x: original(x) + 1``: under the name there is something else now, and pickle
-refuses, or, in the rank, would find the replacement, which would call itself.
+``original = np.mean; np.mean = lambda x: original(x) + 1``: by its name pickle would refuse the original, or find the
+replacement, which would call itself. And a replacement made with ``functools.wraps`` has the name of the original.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
+import types
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._payload.cloudpickle_adapter import Reducer
-
 replaced: set[str] = set()
-"""In the kernel, what was set: 'numpy:mean'."""
+"""What was set, here or in the kernel: 'numpy:mean'."""
 _kept: dict[str, Any] = {}
-"""In a rank, by such a name: what was there before."""
+"""By such a name: what was there before, as far as it is known."""
 
 
-def or_else(reducer: Reducer | None) -> Reducer:
-    """As this one, but for what was replaced."""
+def reduce(obj: Any) -> Any:
+    """How an original is pickled; NotImplemented for anything else."""
+    if not (key := _name_of_original(obj)):
+        return NotImplemented
+    _kept[key] = obj
+    return _original, tuple(key.split(":"))
 
-    def reduce(obj: Any) -> Any:
-        with suppress(Exception):
-            module, name = obj.__module__, getattr(obj, "__qualname__", None) or obj.__name__
-            if f"{module}:{name}" in replaced and attribute(module, name) is not obj:
-                return _original, (module, name)
-        return NotImplemented if reducer is None else reducer(obj)
 
-    return reduce
+def is_wrapper(function: Any) -> bool:
+    """Has it only taken the name of what was replaced?"""
+    return f"{function.__module__}:{function.__qualname__}" in replaced and not _is_of_its_module(function)
+
+
+def _name_of_original(obj: Any) -> str:
+    with suppress(Exception):  # an object may refuse to be asked
+        module, name = obj.__module__, getattr(obj, "__qualname__", None) or obj.__name__
+        key = f"{module}:{name}"
+        if key in replaced and attribute(module, name) is not obj and _is_of_its_module(obj):
+            return key
+    return ""
+
+
+def _is_of_its_module(obj: Any) -> bool:
+    """Not a wrapper, which has another's name."""
+    if isinstance(obj, types.FunctionType):
+        return obj.__globals__ is vars(sys.modules[obj.__module__])
+    return not isinstance(obj, type(functools.lru_cache(len)))
 
 
 def keep(module: str, name: str) -> None:
@@ -46,7 +62,11 @@ def attribute(module: str, name: str) -> Any:
 def _original(module: str, name: str) -> Any:
     __import__(module)
     key = f"{module}:{name}"
-    found = _kept[key] if key in _kept else attribute(module, name)
-    if getattr(found, "__module__", "") == "__main__":  # a forked rank has inherited the replacement
+    if key not in replaced:
+        return attribute(module, name)
+    if key not in _kept:  # in the kernel, and in a rank that was forked from it: a variable still has it
+        for value in list(vars(sys.modules["__main__"]).values()):
+            if _name_of_original(value) == key:
+                return value
         raise AttributeError(f"what {module}.{name} was before the notebook replaced it is not known here")
-    return found
+    return _kept[key]

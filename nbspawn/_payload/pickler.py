@@ -73,10 +73,17 @@ class Pickler(ByValue):
         return False
 
     def reducer(self, kind: type) -> Reducer | None:
-        reducer = self._own_reducer(kind)
-        return originals.or_else(reducer) if originals.replaced else reducer
+        chosen = self._by_kind(kind)
+        if not originals.replaced:
+            return chosen
 
-    def _own_reducer(self, kind: type) -> Reducer | None:
+        def reduce(obj: Any) -> Any:
+            reduced = originals.reduce(obj)
+            return chosen(obj) if reduced is NotImplemented and chosen is not None else reduced
+
+        return reduce
+
+    def _by_kind(self, kind: type) -> Reducer | None:
         if reducer := own.reducer(kind, self._returning) or self._torch_reducer(kind):
             return reducer
         if not self._returning:
@@ -91,6 +98,9 @@ class Pickler(ByValue):
     def _reduce_function(self, function: types.FunctionType) -> Any:
         reduced = own.builtin(function)
         return super()._reduce_function(function) if reduced is NotImplemented else reduced
+
+    def is_by_value(self, function: types.FunctionType) -> bool:
+        return originals.is_wrapper(function)
 
     def _torch_reducer(self, kind: type) -> Reducer | None:
         torch = sys.modules.get("torch")

@@ -9,16 +9,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_CALLED = re.compile(r"""run_(?:line|cell)_magic\(\s*['"]([^'"]+)|%([^\W\d][\w.]*)""")
+_CALLED = re.compile(r"""run_(?:line|cell)_magic\(\s*['"]([^'"]+)""")
+_MENTIONED = re.compile(r"%([^\W\d][\w.]*)")  # in the cell of a cell magic, or in a string, where it is no call
 _UNKNOWN = re.compile(r"UsageError: (?:Line magic function|Cell magic) `%+([\w.]+)` not found")
 _SIGNS = {"line": "%", "cell": "%%"}
 _EVERY_RANKS = ("IPython", "ipykernel", "nbspawn")
 """Packages whose magics a rank's shell has, or no rank can serve."""
 
 
-def used(shell: Any, *texts: str) -> dict[str, Any]:
-    """Those that these texts call, or may call: a percent sign has other meanings, too."""
-    names = {name for text in texts for found in _CALLED.findall(text) for name in found if name}
+def used(shell: Any, source: str, transformed: str) -> tuple[dict[str, Any], set[str]]:
+    """Those that a cell calls, or may call; and the names of those that it may do without, which are extensions' or
+    only perhaps called."""
+    called = set(_CALLED.findall(transformed))
+    found = _used(shell, called | set(_MENTIONED.findall(source)))
+    sure = {name for name in found if name.lstrip("%") in called and _home(found[name]) == "__main__"}
+    return found, found.keys() - sure
+
+
+def _used(shell: Any, names: set[str]) -> dict[str, Any]:
     magics: dict[str, Any] = {}
     while names:
         name = names.pop()
@@ -32,11 +40,6 @@ def used(shell: Any, *texts: str) -> dict[str, Any]:
             if another_name or _home(magic).partition(".")[0] not in _EVERY_RANKS:
                 magics[sign + name] = magic
     return magics
-
-
-def of_the_notebook(magic: Any) -> bool:
-    """Is it defined in the notebook, not in an extension?"""
-    return _home(magic) == "__main__"
 
 
 def put(shell: Any, magics: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -20,36 +21,51 @@ from nbspawn._payload import originals
 from nbspawn._rank.after_import import after_import
 
 _MAY_SET = re.compile(r"\.\s*\w+[^=\n]*=[^=]|\bsetattr\s*\(")
-_NEVER = ("sys", "os", "torch.backends", "IPython", "ipykernel", "nbspawn")
-"""Modules whose attributes are each process's own, or settings (_rank/settings.py)."""
+_NEVER = ("sys", "IPython", "ipykernel", "nbspawn")
+"""Modules whose attributes are each process's own."""
+_SETTINGS = re.compile(r"torch\.backends\..*:(benchmark|deterministic|allow_tf32|fp32_precision)")
+"""_rank/settings.py sets these."""
+_WITH_PYTHON = ("time", "capture")
+"""Cell magics whose cell is code of the notebook."""
 _NOTHING = object()
 
-_chains: dict[tuple[str, ...], None] = {}
-"""What cells have set, as they write it."""
+_set_by_cells: dict[str, None] = {}
 _cells_read = 0
 
 
-def read() -> dict[str, Any]:
-    """Their names and values now."""
+def note() -> None:
+    """In the kernel, after each cell: remember what it has set, while its names say what they said there."""
     global _cells_read
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:
-        return {}
+        return
     cells = shell.history_manager.input_hist_parsed
     if len(cells) < _cells_read:  # %reset
         _cells_read = 0
     for text in cells[_cells_read:]:
         if _MAY_SET.search(text):
-            _chains.update(dict.fromkeys(set_by(text)))
+            keys = (_key(chain, shell.user_ns) for chain in set_by(text, shell.transform_cell))
+            _set_by_cells.update(dict.fromkeys(key for key in keys if key))
     _cells_read = len(cells)
-    found = (_found(chain, shell.user_ns) for chain in _chains)
-    values = dict(one for one in found if one is not None)
-    originals.replaced.update(values)
+    originals.replaced.update(_set_by_cells)
+
+
+def read() -> dict[str, Any]:
+    """In the kernel: their names and their values now."""
+    note()
+    values = {}
+    for key in _set_by_cells:
+        module, _, name = key.partition(":")
+        path, _, attribute = name.rpartition(".")
+        with suppress(AttributeError, KeyError):  # it has been deleted
+            holder = originals.attribute(module, path) if path else sys.modules[module]
+            values[key] = vars(holder)[attribute] if path else getattr(holder, attribute)
     return values
 
 
-def set_by(text: str) -> Iterator[tuple[str, ...]]:
-    """The attributes that a cell's statements set, outside of functions: ('np', 'ndarray', 'f')."""
+def set_by(text: str, transform: Callable[[str], str]) -> Iterator[tuple[str, ...]]:
+    """The attributes that a cell's statements set, outside of functions: ('np', 'ndarray', 'f'). ``transform`` turns
+    IPython's syntax into Python."""
     try:
         todo: list[ast.AST] = [ast.parse(text)]
     except (SyntaxError, ValueError):
@@ -65,6 +81,10 @@ def set_by(text: str) -> Iterator[tuple[str, ...]]:
             match node.args:
                 case [holder, ast.Constant(value=str(name)), _]:
                     yield from _chain(holder, name)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "run_cell_magic":
+            match node.args:
+                case [ast.Constant(value=str(magic)), _, ast.Constant(value=str(body))] if magic in _WITH_PYTHON:
+                    yield from set_by(transform(body), transform)
 
 
 def _chain(holder: ast.expr, name: str) -> Iterator[tuple[str, ...]]:
@@ -76,33 +96,33 @@ def _chain(holder: ast.expr, name: str) -> Iterator[tuple[str, ...]]:
         yield (holder.id, *reversed(names))
 
 
-def _found(chain: tuple[str, ...], namespace: dict[str, Any]) -> tuple[str, Any] | None:
+def _key(chain: tuple[str, ...], namespace: dict[str, Any]) -> str:
+    """'numpy:ndarray.f'; '' for what is no attribute of a module, or of a class that is found in one."""
     holder = namespace.get(chain[0])
     for name in chain[1:-1]:
         if not isinstance(holder, (ModuleType, type)):
-            return None
+            return ""
         holder = inspect.getattr_static(holder, name, None)
     if isinstance(holder, ModuleType):
-        module, path = holder.__name__, ""
-    elif isinstance(holder, type):
-        module, path = holder.__module__, holder.__qualname__
+        key = f"{holder.__name__}:{chain[-1]}"
+    elif isinstance(holder, type) and holder.__module__ != "__main__":
+        key = f"{holder.__module__}:{holder.__qualname__}.{chain[-1]}"
     else:
-        return None
-    if module == "__main__" or any(f"{module}.".startswith(f"{one}.") for one in _NEVER):
-        return None
-    try:
-        if path and originals.attribute(module, path) is not holder:
-            return None
-    except (AttributeError, KeyError):  # of a function
-        return None
-    value = vars(holder).get(chain[-1], _NOTHING)
-    return None if value is _NOTHING else (f"{module}:{path}{'.' * bool(path)}{chain[-1]}", value)
+        return ""
+    with suppress(AttributeError, KeyError):
+        module, _, name = key.partition(":")
+        path = name.rpartition(".")[0]
+        found = originals.attribute(module, path) if path else sys.modules[module]
+        if found is holder and not f"{module}.".startswith(tuple(f"{one}." for one in _NEVER)):
+            return "" if _SETTINGS.fullmatch(key) else key
+    return ""
 
 
 def put(sent: dict[str, Any]) -> None:
     """In the rank: take them out of what was ``sent``, and set them when their modules have been imported."""
     for name in [name for name in sent if ":" in name]:
         module = name.partition(":")[0]
+        originals.replaced.add(name)
         after_import(module, partial(_set, module, name.partition(":")[2], sent.pop(name)))
 
 

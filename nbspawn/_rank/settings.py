@@ -184,8 +184,10 @@ def _numpy() -> dict[str, Any]:
 
 
 def _numpy_errors() -> dict[str, str]:
+    """Those that need no function of the notebook's."""
     numpy: Any = sys.modules.get("numpy")
-    return dict(numpy.geterr()) if hasattr(numpy, "geterr") else {}
+    found = numpy.geterr() if hasattr(numpy, "geterr") else {}
+    return {name: action for name, action in found.items() if action not in ("call", "log")}
 
 
 def _put_numpy(options: Mapping[str, Packed], errors: Mapping[str, str]) -> None:
@@ -214,7 +216,8 @@ def _pandas() -> dict[str, Any]:
 
 def _put_pandas(options: Mapping[str, Packed]) -> None:
     for name, value in _loaded(options):
-        sys.modules["pandas"].set_option(name, value)
+        with suppress(KeyError, ValueError):  # another library has registered it
+            sys.modules["pandas"].set_option(name, value)
 
 
 _OF_FRONT_END = ("backend", "backend_fallback", "interactive")
@@ -231,13 +234,17 @@ def _matplotlib() -> dict[str, Any]:
 
 
 def _put_matplotlib(options: Mapping[str, Packed]) -> None:
-    sys.modules["matplotlib"].rcParams.update(_loaded(options))
+    for name, value in _loaded(options):
+        with suppress(KeyError, ValueError):  # one that this version does not have, or an extension's
+            sys.modules["matplotlib"].rcParams[name] = value
 
 
 def _figures() -> dict[str, Any]:
+    """Before the first figure they are in the shell's configuration only."""
     config: Any = sys.modules.get("matplotlib_inline.config")
     if not hasattr(config, "InlineBackend") or not config.InlineBackend.initialized():
-        return {}
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        return dict(shell.config.get("InlineBackend", {})) if shell is not None else {}
     backend = config.InlineBackend.instance()
     found = {name: getattr(backend, name) for name in ("figure_formats", "print_figure_kwargs", "close_figures")}
     return {name: value for name, value in found.items() if value != type(backend).class_traits()[name].default()}

@@ -15,7 +15,7 @@ from nbspawn._engine.agents import connected
 from nbspawn._engine.base import Engine
 from nbspawn._engine.hosts import HostRanks
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._engine.jobs import Job, fill, pack
+from nbspawn._engine.jobs import CellJob, Job, fill, pack
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.ray import RayNodes
@@ -45,6 +45,8 @@ class StartedRanks:
     """When the payload of the current command was packed."""
     known: list[set[str]] = field(default_factory=list)
     """By rank: the files of the notebook's cells that were sent to it."""
+    magics: dict[str, object] = field(default_factory=dict)
+    """Those of the notebook that all ranks have."""
     kept: bool = False
     used: bool = False
     """Has a command been sent?"""
@@ -65,6 +67,10 @@ class StartedRanks:
         held: ExitStack,
     ) -> None:
         """Send the command to these ranks. What they need until they have run it is ``held``."""
+        if isinstance(job, CellJob):
+            magics, job = job.magics, job.without(self.magics)
+            if len(selected) == len(self.known):
+                self.magics.update(magics)
         if job.variables:
             packed = pack(job, interrupts)
             held.callback(packed.close)
@@ -130,7 +136,9 @@ def start_ranks(
         engine.serve()
     known = [set(job.sources) for _ in range(nprocs)]
     shown = how.title, how.why if how.news else ""
-    started = StartedRanks(engine, shown, notes, since, since, known, options.keep)
+    started = StartedRanks(engine, shown, notes, since, since, known, kept=options.keep)
+    if isinstance(job, CellJob):
+        started.magics.update(job.magics)
     if options.start_method == "auto" and how.method == "forkserver":
         started.instead = lambda stuck: start_ranks(
             options, job, command, interrupts, fork_instead(stuck, job.variables)
@@ -162,4 +170,7 @@ def _start_on_nodes(
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
     how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
     notes = replaced.left_out(packed.left_out, elsewhere=True)
-    return StartedRanks(engine, how, notes, since, since, known, options.keep)
+    started = StartedRanks(engine, how, notes, since, since, known, kept=options.keep)
+    if isinstance(job, CellJob):
+        started.magics.update(job.magics)
+    return started

@@ -221,6 +221,8 @@ def test_magics_of_the_notebook(kernel: Kernel, method: str) -> None:
     assert values(kernel, f"%%spawn 1 -m {method}\n%%counted a b\n1\n2") == [("a b", 2)]
     ok(kernel.execute(f"%%spawn 2 --keep -m {method}\npass"))
     assert values(kernel, "%%ranks\n%shifted 4") == [9, 9]
+    for count in (1, 2):  # what a magic keeps in a rank stays there
+        assert values(kernel, "%%ranks\nx = %count_up\nx") == [(count, 0), (count, 1)]
     ok(kernel.execute("%ranks stop"))
 
 

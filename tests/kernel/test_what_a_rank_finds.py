@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels import Kernel, Reply, ok, plain
+from kernels import Kernel, Reply, ok, plain, wait_gone
 from methods import EVERY_METHOD
 
 import nbspawn
@@ -625,6 +625,7 @@ def test_executors_work_in_forked_ranks(own_kernel: Kernel, keep: str) -> None:
     use = "[pooled.squares(3), mine.submit(abs, -3).result(), Parallel(2)([delayed(abs)(-1)] * 3)]"
     used = "[[0, 1, 4], 3, [1, 1, 1]]"
     ok(own_kernel.execute(f"lock, mine = threading.Lock(), pooled.ThreadPoolExecutor(1)\nassert {use} == {used}"))
+    of_joblib = set(own_kernel.ranks())
     reply = ok(own_kernel.execute(f"%%spawn 2 {keep} -t 60\nlock\n{use}"))
     assert reply.result == f"[0-1] {used}"
     assert "and fork is safe here" in reply.table["text/plain"]
@@ -632,9 +633,7 @@ def test_executors_work_in_forked_ranks(own_kernel: Kernel, keep: str) -> None:
         assert ok(own_kernel.execute(f"%%ranks\n{use}")).result == f"[0-1] {used}"
         ok(own_kernel.execute("%ranks stop"))
     assert own_kernel.execute(use).result == used
-    ended = "from joblib.externals.loky import get_reusable_executor\nget_reusable_executor().shutdown(wait=True)"
-    ok(own_kernel.execute(ended))
-    own_kernel.assert_no_rank()
+    wait_gone([process.pid for process in own_kernel.ranks() if process not in of_joblib])
 
 
 def test_a_generator_without_a_seed_is_named(kernel: Kernel, method: str) -> None:
@@ -652,7 +651,7 @@ def test_a_generator_without_a_seed_is_named(kernel: Kernel, method: str) -> Non
 
 
 REPLACED = """
-import math, sys, numpy as np, torch, netmod
+import functools, math, sys, numpy as np, torch, netmod
 square_root = math.sqrt
 math.sqrt = lambda x: 10 + square_root(x)
 class Net(torch.nn.Linear): pass
@@ -662,6 +661,14 @@ netmod.depth, netmod.Plan.width = 7, [1, 2]
 netmod.settings = {"lr": 0.1}
 for _each in (3, 4):
     netmod.Plan.steps = _each
+median, helped = np.median, netmod.help
+def wrapped(f):
+    @functools.wraps(f)
+    def wrapper(*args): return "wrapped", f(*args)
+    return wrapper
+np.median = wrapped(np.median)
+netmod.help = functools.lru_cache(wrapped(netmod.help))
+again = wrapped(median)
 def _inside(): np.mean = None
 text = "np.sum = None"
 sys.of_the_notebook = 1
@@ -671,28 +678,35 @@ sys.of_the_notebook = 1
 def test_what_cells_have_set_in_modules(kernel: Kernel, method: str) -> None:
     """Of C functions and classes the original stays itself; a process's own module is left alone. Kept ranks have what
     was set when they were started, and keep what they set themselves."""
-    (kernel.folder / "netmod.py").write_text("depth, settings = 1, {}\nclass Plan:\n    width = steps = None\n")
+    library = "depth, settings = 1, {}\ndef help(): return 'help'\nclass Plan:\n    width = steps = rate = None\n"
+    (kernel.folder / "netmod.py").write_text(library)
     ok(kernel.execute(REPLACED))
+    ok(kernel.execute("%%time\nfor _each in [netmod.Plan]: _each.rate = 0.5"))
+    ok(kernel.execute("it = netmod\nit.more = 5"))
+    ok(kernel.execute("del it"))
     cell = """
 import math, sys, torch, netmod
 assert math.sqrt(4) == 12 and square_root(4) == 2 and math.sqrt(9) == 13
 assert torch.nn.Linear is Net and type(linear(1, 1)) is Net.__mro__[1] is linear is not Net
 assert (netmod.depth, netmod.Plan.width, netmod.Plan.steps, netmod.settings["lr"]) == (7, [1, 2], 4, 0.1)
-netmod.depth = 8
-hasattr(sys, "of_the_notebook")
+assert (np.median([1, 3])[0], median([1, 3]), again([1, 3])[0]) == ("wrapped", 2, "wrapped")
+assert (netmod.help(), helped()) == (("wrapped", "help"), "help") and netmod.help.cache_info().currsize == 1
+netmod.depth, rate, more = 8, netmod.Plan.rate, netmod.more
+hasattr(sys, "of_the_notebook"), (rate, more), [median, helped, again, lambda x: median(x) + 1]
 """
     try:
         ok(kernel.execute(f"%%spawn 2 -o found -m {method} --keep\n{cell}"))
-        assert kernel.value("list(found)") == [method == "fork"] * 2
-        reply = kernel.execute("%%ranks --push square_root\nnetmod.depth, square_root(4)")
-        if method == "fork":
-            assert "square_root cannot be loaded in a rank: AttributeError: what math.sqrt was before" in reply.evalue
-        else:
-            assert ok(reply).result == "[0-1] (8, 2.0)"
+        assert kernel.value("[(has, more) for has, more, came_back in found]") == [(method == "fork", (0.5, 5))] * 2
+        came_back = "(lambda m, h, a, one: (m is median, h is helped, a([1, 3])[0], float(one([1, 3]))))(*found[1][2])"
+        assert kernel.value(came_back) == (True, True, "wrapped", 3.0)
+        reply = ok(kernel.execute("%%ranks --push square_root,median\nnetmod.depth, square_root(4), int(median([2]))"))
+        assert reply.result == "[0-1] (8, 2.0, 2)"
         ok(kernel.execute("import nbspawn\ndef depth(rank): return netmod.depth, math.sqrt(4)"))
         assert kernel.value(f"list(nbspawn.spawn(depth, nprocs=2, start_method={method!r}))") == [(7, 12)] * 2
     finally:
-        kernel.execute("%ranks stop\nmath.sqrt, torch.nn.Linear = square_root, linear\ndel sys.of_the_notebook")
+        kernel.execute(
+            "%ranks stop\nmath.sqrt, torch.nn.Linear, np.median = square_root, linear, median\nnetmod.help = helped"
+        )
 
 
 def test_the_search_for_hazards_is_short() -> None:

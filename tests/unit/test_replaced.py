@@ -25,8 +25,10 @@ from nbspawn._rank.replaced import set_by
         ("setattr(pd.DataFrame, 'twice', f); setattr(x, name, f)", {("pd", "DataFrame", "twice")}),
         ("def f():\n    np.mean = 1\nclass C:\n    np.sum = 1\nlambda: setattr(np, 'max', 1)", set()),
         ("'np.mean = f'\nf().x = y[0].z = 1\nx = np.mean == f", set()),
+        ("get_ipython().run_cell_magic('time', '', 'm.a = 1\\n')", {("m", "a")}),
+        ("get_ipython().run_cell_magic('bash', '', 'm.a = 1\\n')", set()),
         ("not python", set()),
     ],
 )
 def test_what_a_cell_sets(text: str, chains: set[tuple[str, ...]]) -> None:
-    assert set(set_by(text)) == chains
+    assert set(set_by(text, str)) == chains
