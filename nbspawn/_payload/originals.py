@@ -32,6 +32,13 @@ def is_wrapper(function: Any) -> bool:
     return f"{function.__module__}:{function.__qualname__}" in replaced and not _is_of_its_module(function)
 
 
+def is_its_own(key: str, value: Any) -> bool:
+    """Is it what the module has under this name by itself?"""
+    with suppress(Exception):
+        return f"{value.__module__}:{value.__qualname__}" == key and not is_wrapper(value)
+    return False
+
+
 def _name_of_original(obj: Any) -> str:
     with suppress(Exception):  # an object may refuse to be asked
         module, name = obj.__module__, getattr(obj, "__qualname__", None) or obj.__name__

@@ -30,6 +30,7 @@ _WITH_PYTHON = ("time", "capture")
 _NOTHING = object()
 
 _set_by_cells: dict[str, None] = {}
+_unloadable: set[str] = set()
 _cells_read = 0
 
 
@@ -44,23 +45,34 @@ def note() -> None:
         _cells_read = 0
     for text in cells[_cells_read:]:
         if _MAY_SET.search(text):
-            keys = (_key(chain, shell.user_ns) for chain in set_by(text, shell.transform_cell))
-            _set_by_cells.update(dict.fromkeys(key for key in keys if key))
+            keys = {_key(chain, shell.user_ns) for chain in set_by(text, shell.transform_cell)} - {""}
+            _set_by_cells.update(dict.fromkeys(keys))
+            _unloadable.difference_update(keys)
     _cells_read = len(cells)
     originals.replaced.update(_set_by_cells)
 
 
 def read() -> dict[str, Any]:
-    """In the kernel: their names and their values now."""
+    """In the kernel: their names and their values now. Not what the library has there by itself, again."""
     note()
     values = {}
-    for key in _set_by_cells:
+    for key in _set_by_cells.keys() - _unloadable:
         module, _, name = key.partition(":")
         path, _, attribute = name.rpartition(".")
         with suppress(AttributeError, KeyError):  # it has been deleted
             holder = originals.attribute(module, path) if path else sys.modules[module]
-            values[key] = vars(holder)[attribute] if path else getattr(holder, attribute)
+            value = vars(holder)[attribute] if path else getattr(holder, attribute)
+            if not originals.is_its_own(key, value):
+                values[key] = value
     return values
+
+
+def give_up(name: str) -> bool:
+    """In the kernel: ranks cannot load it, and so it is sent no more, until it is set again. False for other names."""
+    found = name in _set_by_cells
+    if found:
+        _unloadable.add(name)
+    return found
 
 
 def set_by(text: str, transform: Callable[[str], str]) -> Iterator[tuple[str, ...]]:
@@ -133,8 +145,8 @@ def _set(module: str, name: str, value: Any) -> None:
 
 
 def left_out(names: frozenset[str], elsewhere: bool = False) -> tuple[str, ...]:
-    """A sentence about those that could not be sent; ``elsewhere``: to other machines."""
-    found = ", ".join(sorted(name.replace(":", ".") for name in names if ":" in name))
+    """A sentence on those that could not be sent, or not be loaded; ``elsewhere``: to other machines."""
+    found = ", ".join(sorted(name.replace(":", ".") for name in names | _unloadable if ":" in name))
     remedy = "set it in the cell" if elsewhere else "set it in the cell, or use -m fork"
     return (f"{found} cannot be sent as the notebook has set it, and is the library's own in ranks: {remedy}.",) * bool(
         found

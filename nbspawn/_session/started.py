@@ -55,8 +55,8 @@ class StartedRanks:
     regrouped: bool = False
     """Has the process group of ``backend`` been created again?"""
     instead: Callable[[PayloadError], StartedRanks] | None = None
-    """Starts forked ranks in their place, if none of them can load what the first command needs and the user has left
-    the method to nbspawn. Raises PayloadError if fork is unsafe."""
+    """Starts others in their place, if none of them can load what the first command needs: without the attribute of a
+    module that was at fault, or, if the user has left the method to nbspawn, forked ones. Raises PayloadError."""
 
     def send(
         self,
@@ -139,10 +139,17 @@ def start_ranks(
     started = StartedRanks(engine, shown, notes, since, since, known, kept=options.keep)
     if isinstance(job, CellJob):
         started.magics.update(job.magics)
-    if options.start_method == "auto" and how.method == "forkserver":
-        started.instead = lambda stuck: start_ranks(
-            options, job, command, interrupts, fork_instead(stuck, job.variables)
-        )
+    may_fork = options.start_method == "auto" and how.method == "forkserver"
+
+    def instead(stuck: PayloadError) -> StartedRanks:
+        if replaced.give_up(stuck.culprit):
+            return start_ranks(options, job, command, interrupts)
+        if may_fork:
+            return start_ranks(options, job, command, interrupts, fork_instead(stuck, job.variables))
+        raise stuck
+
+    if may_fork or (how.packed is not None and replaced.read()):
+        started.instead = instead
     return started
 
 

@@ -117,7 +117,7 @@ class Supervisor:
         try:
             try:
                 run = self._until_over(run)
-                if instead is not None and self._none_has_loaded(run):
+                while instead is not None and self._refused is None and self._none_has_loaded(run):
                     run = self._until_over(self._go_on_with_others(run, instead))
                 if self._engine.failures and not self._sentences:
                     self._note_end(run, self._clock())

@@ -709,6 +709,30 @@ hasattr(sys, "of_the_notebook"), (rate, more), [median, helped, again, lambda x:
         )
 
 
+def test_what_was_set_and_cannot_be_loaded_is_named(own_kernel: Kernel, method: str) -> None:
+    """Cells that have nothing to do with it run, by the method that was asked for. What was put back is not sent."""
+    (own_kernel.folder / "library").mkdir()
+    (own_kernel.folder / "library" / "gone.py").write_text("class Gone: pass\ndef own(): pass\n")
+    setup = """
+import math, sys
+%load_ext nbspawn
+sys.path.append("library")
+import gone
+math.gone, math.also, gone.own, own = gone.Gone(), gone.Gone, len, gone.own
+math.pi = 3
+sys.path.remove("library")"""
+    ok(own_kernel.execute(setup))
+    ok(own_kernel.execute("gone.own = own"))
+    for keep in ("", "--keep"):
+        reply = ok(own_kernel.execute(f"%%spawn 2 -m {method} {keep}\nimport math\nmath.pi, hasattr(math, 'gone')"))
+        assert reply.result == f"[0-1] (3, {method == 'fork'})"
+        said = "math.also, math.gone cannot be sent as the notebook has set it, and is the library's own in ranks"
+        assert (said in reply.table["text/plain"]) is (method != "fork"), str(reply)
+        assert reply.table["text/plain"].startswith(f"2 ranks · {'fork' if method == 'fork' else 'fork server'}")
+    assert ok(own_kernel.execute("%%ranks\nrank")).result == "[0] 0\n[1] 1"
+    ok(own_kernel.execute("%ranks stop"))
+
+
 def test_the_search_for_hazards_is_short() -> None:
     """Torch's data, however much of it there is, does not use it up: what stands beside it is found."""
     lock = threading.Lock()
