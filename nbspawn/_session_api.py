@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from nbspawn._engine.jobs import CellJob, FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._payload.names import check
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank import namespace
 from nbspawn._results import Results
@@ -20,6 +20,15 @@ from nbspawn._session.views import View
 from nbspawn.errors import UsageError
 
 T = TypeVar("T")
+
+
+def _if_python(code: str) -> str:
+    """IPython, which takes an indentation away before it looks for magics, takes the blanks from lines in strings."""
+    try:
+        check(code, "<code>", views.compiler_flags())
+    except (SyntaxError, ValueError):  # ValueError: a NUL
+        return ""
+    return code
 
 
 class RankSubset:
@@ -132,7 +141,7 @@ class RankSubset:
         if not isinstance(code, str):
             raise UsageError(f"execute() takes source code, got {code!r:.60}: run() takes a function")
         name = f"<execute {next(self._pool.numbers)}>"
-        command = RunCell(textwrap.dedent(code), name, colors=views.colors())
+        command = RunCell(code, name, colors=views.colors(), transformed=_if_python(code), flags=views.compiler_flags())
         return self._perform(CellJob(command, {}), timeout, background)
 
     def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:

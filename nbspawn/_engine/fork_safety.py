@@ -1,4 +1,5 @@
-"""Is it safe to fork this kernel? What is known of its runtimes and locks, what a forked child says; OpenMP's pool."""
+"""Is it safe to fork this kernel? What is known of its runtimes, threads and locks, what a forked child says; OpenMP's
+pool."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ctypes
 import faulthandler
 import functools
 import os
+import re
 import select
 import signal
 import sys
@@ -27,7 +29,7 @@ _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never d
 
 def unsafe_to_fork() -> list[str]:
     """Every reason that can be found: the static ones, and if there are none, what a forked probe says."""
-    return fork_hazards() or probe()
+    return fork_hazards() + foreign_threads() or probe()
 
 
 # ---------------------------------------------------------------- static checks
@@ -89,6 +91,52 @@ def _has_compiled() -> bool:
     compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     asked = getattr(getattr(compiler, "pool", None), "cache_info", None)
     return compiler is not None and (asked is None or asked().currsize > 0)
+
+
+# ---------------------------------------------------------------- threads of libraries
+
+_WORK = re.compile(r"ZMQbg/|jemalloc_bg_thd|polars-ooc|grpc_|event_engine|default-exec|resolver-exec|pt_|python|iou-")
+"""Names of threads that forked ranks do without: zmq's, pyarrow's, that of polars from its import on, grpc's, torch's
+(``probe`` tries it), those without a name of their own, the operating system's."""
+_POLARS = re.compile(r"polars-\d|async-executor|tokio-r")
+
+
+def foreign_threads() -> list[str]:
+    """What a forked copy of this process may wait for: threads that Python does not know, of libraries that are not
+    known to do without them, a sentence each. docs/guide/start_methods.md says what was tried. Most libraries give
+    their threads no name: of such, only those count that are known to hang. Linux only."""
+    names = _names_of_native_threads()
+    found = []
+    if "polars" in sys.modules and any(map(_POLARS.match, names)):
+        found.append(
+            "polars has started its threads in this kernel, and a query in a forked rank waits for them for ever"
+        )
+        names = {name for name in names if not _POLARS.match(name)}
+    with suppress(Exception):  # it has started none, or is not here
+        if sys.modules["numba"].threading_layer() != "tbb":
+            found.append(
+                "numba has started its threads in this kernel; a parallel function hangs in a forked rank, or ends it"
+            )
+    if others := sorted(name for name in names if not _WORK.match(name)):
+        shown = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+        found.append(f"a library's threads ({shown}) run in this kernel, which forked ranks do not have")
+    return found
+
+
+_NAMED = 3
+
+
+def _names_of_native_threads() -> set[str]:
+    own = {thread.native_id for thread in threading.enumerate()}
+    names = set()
+    with suppress(OSError):  # not Linux
+        for task in os.listdir("/proc/self/task"):
+            with suppress(OSError), open(f"/proc/self/task/{task}/comm") as comm:  # one that has ended
+                if int(task) not in own:
+                    names.add(comm.read().rstrip("\n"))
+    with suppress(OSError), open("/proc/self/comm") as comm:
+        names.discard(comm.read().rstrip("\n"))
+    return names
 
 
 # ---------------------------------------------------------------- locks, threads, processes

@@ -27,6 +27,7 @@ def main() -> None:
     """Until the kernel's end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
         signal.signal(number, signal.SIG_IGN)
+    _let_go()
     runs: dict[bytes, int] = {}
     rest = b""
     while received := os.read(0, 65536):
@@ -38,6 +39,16 @@ def main() -> None:
             else:
                 _end({run: runs.pop(run)})
     _end(runs)
+
+
+def _let_go() -> None:
+    """Of what C code of the kernel has opened for its children, too: an HDF5 file stays locked until all close it."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # that of the list itself
 
 
 def _register(run: bytes) -> int:

@@ -39,7 +39,7 @@ from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
-from nbspawn._rank import ending, replaced, settings, traced
+from nbspawn._rank import ending, pools, replaced, settings, traced
 from nbspawn._rank.main import main
 from nbspawn.errors import StartError, UsageError, interrupted
 
@@ -187,13 +187,16 @@ def _launch(
 ) -> Launch:
     nprocs = int(options.nprocs)
     threads = options.threads or default_threads(nprocs)
-    if how.method == "fork" and not fork_safety.openmp_can_be_paused():
-        threads = 1
     env = {**os.environ, **place.environment(port), "OMP_NUM_THREADS": str(threads)}
     env[MARK] = ":".join([*filter(None, [os.environ.get(MARK)]), os.fspath(files.private)])
     # gloo looks the host's own name up for an interface to use, and that name need not resolve.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     env.update(options.env)
+    if options.threads is None:  # of a new process: torch asks MKL, which keeps to the cores
+        threads = pools.number(env.get("MKL_NUM_THREADS"), env.get("OMP_NUM_THREADS")) or threads
+        threads = min(threads, cores()) if torch.backends.mkl.is_available() else threads
+    if how.method == "fork" and not fork_safety.openmp_can_be_paused():
+        threads, env["OMP_NUM_THREADS"] = 1, "1"
     accelerator = kinds.named(options.accelerator)
     if accelerator.is_held(env):
         raise StartError(fork_safety.holds_the_tpu(accelerator.type))
@@ -226,10 +229,7 @@ def _launch(
 
 def default_threads(nprocs: int) -> int:
     """OMP_NUM_THREADS if the user has set it, else an equal share of the cores that this process may use."""
-    try:
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    except (KeyError, ValueError):
-        return max(1, cores() // nprocs)
+    return pools.number(os.environ.get("OMP_NUM_THREADS")) or max(1, cores() // nprocs)
 
 
 def cores() -> int:

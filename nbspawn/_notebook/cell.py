@@ -6,7 +6,6 @@ import functools
 import linecache
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from IPython.core.alias import default_aliases
 
 from nbspawn._engine.jobs import CellJob
 from nbspawn._notebook import front_end
-from nbspawn._payload import mentioned
-from nbspawn._payload.names import Names, check, ends_silent, names_used
+from nbspawn._payload import annotated, mentioned
+from nbspawn._payload.names import FUTURES, Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank import magics
 from nbspawn._rank.shell import displays
@@ -31,6 +30,8 @@ _MAKE_AGAIN = (
 _MISSING = re.compile(r"(?:NameError|UndefinedVariableError): (?:name|local variable) '(\w+)' is not defined")
 _BROKEN_GPU = re.compile(r"CUDA error: (device-side assert|an illegal|unspecified launch failure|misaligned address)")
 """An error after which the process cannot use its GPU any more."""
+_INDENT = re.compile(r"(?:[ \t]*\n)*([ \t]+)\S")
+"""Of the first line with text, which IPython takes away from all lines of a cell."""
 _SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open", "_ih", "_oh", "_dh", "_exit_code"}
 """Variables that IPython has set: each rank has its own."""
 
@@ -48,12 +49,13 @@ def job(
     filename = _cell_name(shell)
     source = _with_line_numbers(magic, line, body)
     transform = functools.cache(shell.transform_cell)
+    flags = shell.compile.flags & FUTURES
     try:
         transformed = transform(source)
         if push is None:
-            names = names_used(source, filename, transform)
+            names = names_used(source, filename, transform, flags)
         else:
-            check(transformed, filename)
+            check(transformed, filename, flags)
             names = Names(frozenset(push), frozenset())
     except SyntaxError as error:
         raise _syntax_error(shell, error) from None
@@ -68,6 +70,7 @@ def job(
         transformed=transformed,
         aliases=_aliases(shell),
         directories=tuple(map(str, shell.history_manager.dir_hist)),
+        flags=flags,
     )
     notes = tuple(_ignored_breakpoints(shell, filename))
     own_magics, perhaps = magics.used(shell, source, transformed)
@@ -75,7 +78,11 @@ def job(
         return CellJob(command, shell.user_ns, names.required, names.optional | perhaps, notes, own_magics)
     hidden = shell.user_ns_hidden  # what startup files have defined, too
     own = {name for name in _SHELLS & hidden.keys() if shell.user_ns.get(name) is hidden[name]}
-    optional = names.optional.union(mentioned.sent_along(names.mentioned, shell.user_ns), perhaps)
+    optional = names.optional.union(
+        mentioned.sent_along(names.mentioned, shell.user_ns),
+        annotated.sent_along(names.annotated, shell.user_ns),
+        perhaps,
+    )
     return CellJob(command, shell.user_ns, names.required - own, optional - own, notes, own_magics)
 
 
@@ -117,7 +124,7 @@ def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) ->
             "variables."
         ]
     missing = _MISSING.search(error.summary)
-    if missing is None and any("globals()" in line for line in error.lines):
+    if missing is None and any("globals()" in strip_ansi(line) for line in error.lines):
         missing = re.search(r"KeyError: '(\w+)'", error.summary)
     if missing is None or missing[1] not in shell.user_ns:
         return []
@@ -145,7 +152,8 @@ def _with_line_numbers(magic: str, line: str, body: str) -> str:
     the body has to come first, so then there is no comment."""
     if not magic or body.lstrip().startswith("%%"):
         return body
-    return f"# {magic} {line}\n{textwrap.dedent(body)}"
+    indented = _INDENT.match(body)
+    return f"# {magic} {line}\n{re.sub('^' + indented[1], '', body, flags=re.MULTILINE) if indented else body}"
 
 
 def _cell_name(shell: Any) -> str:

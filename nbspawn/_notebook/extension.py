@@ -12,6 +12,7 @@ from typing import Any
 from nbspawn._engine import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
+from nbspawn._payload.names import FUTURES
 from nbspawn._protocol.edits import Reload
 from nbspawn._rank import imports, replaced, traced
 from nbspawn._session import views
@@ -38,6 +39,7 @@ class _Extension:
         views.display = lambda subject, text: front_end.display(shell, subject, text)
         views.cell_names = self._cell_names
         views.colors = lambda: shell.colors
+        views.compiler_flags = lambda: shell.compile.flags & FUTURES
         views.autoreload = lambda: _autoreload(shell)
         atexit.register(_end_ranks)
         if hasattr(debugger := front_end.debugger(shell), "_forward_message"):
@@ -59,6 +61,7 @@ class _Extension:
         views.display = views.print_text
         views.cell_names = dict
         views.colors = str
+        views.compiler_flags = int
         views.autoreload = views.no_autoreload
         if (debugger := front_end.debugger(shell)) is not None:
             vars(debugger).pop("_forward_message", None)

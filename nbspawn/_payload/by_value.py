@@ -6,6 +6,7 @@ This is cloudpickle with these differences:
   the other process its globals are ``__main__``, so that the functions that were sent see a cell bind ``lr`` anew.
 - functions of one closure share its variables there, too.
 - classes have an identity (_payload/classes.py), and are made without running the notebook's code (_payload/making.py).
+- what is in a module that the other process does not find travels by value (_payload/importable.py).
 - what plain pickle writes as a name of ``__main__`` travels by value as well (_payload/definitions.py).
 """
 
@@ -16,11 +17,11 @@ import pickle
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._payload import classes, cloudpickle_adapter, definitions, mentioned
+from nbspawn._payload import annotated, classes, cloudpickle_adapter, definitions, importable, mentioned
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
 from nbspawn._protocol.garbage import uncollected
 
@@ -32,6 +33,12 @@ class ByValue:
     def __init__(self, namespace: dict[str, Any] | None, digest: Callable[[object], str] | None = None) -> None:
         self._namespace = namespace
         self._digest = digest
+        self._annotated: set[str] = set()
+        """Names in the annotations of what has been pickled."""
+        self._words: set[str] = set()
+        """And words in strings within these."""
+        self._sent: set[str] = set()
+        self._not_to_be_imported: list[str] = []
 
     def dump(self, obj: object, sink: Sink) -> None:
         """Raises whatever a part of ``obj`` raises when it is pickled."""
@@ -45,6 +52,7 @@ class ByValue:
         finally:
             # The cycle would keep what was pickled alive until the next garbage collection.
             del self._by_default, self._function
+            cloudpickle_adapter.pickle_by_name(self._not_to_be_imported)
 
     def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Is this memory part of the stream?"""
@@ -60,6 +68,8 @@ class ByValue:
             return self._class
         if issubclass(kind, types.FunctionType):
             return self._reduce_function
+        if kind is types.ModuleType:
+            return self._module
         if kind is types.CellType:
             return _cell
         if kind is functools.cached_property:
@@ -70,26 +80,111 @@ class ByValue:
             return _weak_dict
         if definitions.is_mark(kind):
             return definitions.reduce_mark
+        if kind is WithAnnotated:
+            return self._with_annotated
+        if kind is _Annotated:
+            return self._one_annotated
+        if issubclass(kind, annotated.ALIASES):
+            return self._alias
         if definitions.may_be_one_of_a_kind(kind) and not cloudpickle_adapter.has_reducer(kind):
             return self._one_of_a_kind
         return None
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
+        self._look_for_module(function.__module__)
         reduced = self._function(function, self.is_by_value(function))
-        if function.__globals__ is self._namespace and (along := mentioned.in_function(function)):
+        if function.__globals__ is not self._namespace:
+            return reduced
+        self._note_annotations(function)
+        if along := mentioned.in_function(function):
             make, args, (attributes, slots), *rest = reduced
             slots = {**slots, "__globals__": {**along, **slots["__globals__"]}}
             return make, args, (attributes, slots), *rest
         return reduced
 
     def _class(self, cls: type) -> Any:
+        self._look_for_module(cls.__module__)
+        if cls.__module__ == "__main__":
+            self._note_annotations(cls)
         return classes.reduce(cls, self._by_default, self._digest)
 
+    def _module(self, module: types.ModuleType) -> Any:
+        self._look_for_module(module.__name__)
+        return NotImplemented
+
+    def _look_for_module(self, name: str) -> None:
+        """Have what is in it travel by value, if the other process does not find it by its name."""
+        if self._digest is None and not importable.is_importable(name):
+            self._not_to_be_imported += cloudpickle_adapter.pickle_by_value(name)
+
     def _definition(self, obj: Any) -> Any:
+        self._look_for_module(obj.__module__)
         return classes.reduce_definition(obj, self._digest)
 
     def _one_of_a_kind(self, obj: Any) -> Any:
         return definitions.reduce_one_of_a_kind(obj, returning=self._digest is not None)
+
+    def _alias(self, alias: Any) -> Any:
+        self._note_annotations(alias)
+        return NotImplemented
+
+    def _note_annotations(self, obj: Any) -> None:
+        if self._digest is None:
+            names, words = annotated.in_object(obj)
+            self._annotated |= names
+            self._words |= words
+
+    def _with_annotated(self, obj: WithAnnotated) -> Any:
+        self._sent.update(obj.variables)
+        return _first, (obj.by_name, _Annotated())
+
+    def _one_annotated(self, _: object) -> Any:
+        """The next of these variables, and then the others: its own annotations may name some. Without those that
+        cannot travel, or are large: nobody may ask for them."""
+        namespace = self._namespace or {}
+        found = {name: namespace[name] for name in self._annotated if name in namespace}
+        found |= annotated.sent_along(self._words, namespace)
+        for name in sorted(found.keys() - self._sent):
+            self._sent.add(name)
+            if self._is_small(found[name]) and len(self._sent) < _MOST:
+                return _bind, (name, found[name], _Annotated())
+        return _bind, ()
+
+    def _is_small(self, value: object) -> bool:
+        """Can it travel, in so many bytes?"""
+        pickler = type(self)(self._namespace)
+        try:
+            pickler.dump(value, _Limited())
+        except Exception:
+            return False
+        return not getattr(pickler, "buffers", ())
+
+
+class _Limited:
+    """Takes what is not long."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def write(self, data: bytes, /) -> None:
+        self._length += len(data)
+        if self._length > _LONG:
+            raise OverflowError
+
+
+class WithAnnotated:
+    """Variables as they are pickled, ``by_name``, and behind them those that only annotations of theirs name."""
+
+    def __init__(self, variables: Mapping[str, object], by_name: object) -> None:
+        self.variables, self.by_name = variables, by_name
+
+
+class _Annotated:
+    """Stands for those in the stream. There they are in each other: pickle's recursion must not go too deep."""
+
+
+_MOST = 200
+_LONG = 1_000_000  # bytes
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -133,6 +228,15 @@ class _Namespace:
 
     def __reduce__(self) -> tuple[Callable[[], dict[str, Any]], tuple[()]]:
         return _loaded_into, ()
+
+
+def _first(obj: Any, _: object) -> Any:
+    return obj
+
+
+def _bind(name: str = "", value: object = None, _: object = None) -> None:
+    if name:
+        _current.namespace[name] = value
 
 
 def _loaded_into() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from nbspawn._payload import cloudpickle_adapter, definitions, making
+from nbspawn._payload import cloudpickle_adapter, definitions, importable, making
 
 _kernels: set[str] = set()  # in a rank: cloudpickle's ids of the classes that the kernel has
 
@@ -73,8 +73,8 @@ def track_classes(namespace: Mapping[str, object]) -> None:
 @contextmanager
 def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
     """In a rank: what the kernel sends is the kernel's; classes that a cell makes in the rank are not. A class that
-    comes with an object of its own gets its name in ``namespace`` if that is free: plain pickle, which torch.save and
-    broadcast_object_list use, looks for it there."""
+    comes with an object of its own gets its name in ``namespace`` if that is free, or in its module: plain pickle,
+    which torch.save and broadcast_object_list use, looks for it there."""
     before = set(cloudpickle_adapter.classes_by_id())
     try:
         yield
@@ -82,10 +82,12 @@ def new_classes_are_the_kernels(namespace: dict[str, Any]) -> Iterator[None]:
         known = cloudpickle_adapter.classes_by_id()
         for tracker in set(known) - before:
             _kernels.add(tracker)
-            if known[tracker].__module__ == "__main__":
-                name = getattr(known[tracker], "__qualname__", known[tracker].__name__)
-                if "." not in name:
-                    namespace.setdefault(name, known[tracker])
+            module = known[tracker].__module__
+            name = getattr(known[tracker], "__qualname__", known[tracker].__name__)
+            if "." not in name and module == "__main__":
+                namespace.setdefault(name, known[tracker])
+            elif "." not in name and module not in sys.modules:
+                importable.add(module, name, known[tracker])
 
 
 def _kernels_own(tracker: str, name: str) -> Any:
@@ -99,6 +101,8 @@ def _other_name(cls: type) -> tuple[str, str] | None:
     """The module and the name under which a class of C code can be imported: torch's SDPBackend calls itself
     _SDPBackend. One with Python code in it can travel in its parts: a module may have got it while the kernel ran."""
     if cls.__module__ == "__main__" or any(isinstance(part, types.FunctionType) for part in vars(cls).values()):
+        return None
+    if not importable.is_importable(cls.__module__):
         return None
     for module in (sys.modules.get(cls.__module__), *list(sys.modules.values())):
         name = module.__name__ if isinstance(module, types.ModuleType) else ""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 Reducer = Callable[[Any], Any]
@@ -77,6 +78,24 @@ def _pickler_class() -> Any:
             self.globals_ref[id(namespace)] = stand_in
 
     return Pickler
+
+
+def pickle_by_value(module: str) -> list[str]:
+    """Have what is in this module travel by value, until ``pickle_by_name`` is given what this returns."""
+    import cloudpickle
+
+    if module in cloudpickle.list_registry_pickle_by_value():
+        return []
+    cloudpickle.register_pickle_by_value(sys.modules[module])
+    return [module]
+
+
+def pickle_by_name(modules: Iterable[str]) -> None:
+    """What is in these modules is found by its name again."""
+    import cloudpickle
+
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(sys.modules[module])
 
 
 def has_reducer(kind: type) -> bool:

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from nbspawn._payload import cloudpickle_adapter, originals
+from nbspawn._payload import cloudpickle_adapter, importable, originals
 
 
 def is_definition(kind: type) -> bool:
@@ -33,7 +33,7 @@ def has_importable_name(obj: Any) -> bool:
         found = module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is obj
     except (KeyError, AttributeError):
         return False
-    return found and not originals.is_wrapper(obj)
+    return found and importable.is_importable(module) and not originals.is_wrapper(obj)
 
 
 def parts(obj: Any) -> Any:

@@ -28,6 +28,8 @@ _HOOK = "__init_subclass__"
 
 _lock = threading.RLock()
 _incomplete: set[str] = set()  # ids
+_complete_before: set[str] = set()
+"""Ids of classes that this process had already made itself."""
 
 
 def parts(cls: Any, by_default: Any) -> Any:
@@ -43,20 +45,13 @@ def parts(cls: Any, by_default: Any) -> Any:
     attributes = {name: value for name, value in attributes.items() if name not in made and not _is_slot(cls, value)}
     if not is_enum:  # cloudpickle leaves out what a base has as well, which may change
         attributes |= {name: own[name] for name in own.keys() - _NOT_SENT if _has_too(cls.__bases__, name, own[name])}
-    body = {name: own[name] for name in _IN_BODY if name in own} | {"__qualname__": cls.__qualname__}
-    if isinstance(own.get("__dict__"), property):
-        body["__dict__"] = own["__dict__"]
-    is_enum = issubclass(cls, enum.Enum)
-    members = list(cls.__members__.items()) if is_enum else []
-    made = dict(members)
-    attributes = {name: value for name, value in attributes.items() if name not in made and not _is_slot(cls, value)}
     made_with = [(name, _arguments(cls, member), member._value_) for name, member in members]
     got = {name: {key: value for key, value in vars(member).items() if key not in _OF_ENUM} for name, member in members}
     tracker = cloudpickle_adapter.make_class_id(cls)
     first = {name: attributes.pop(name) for name in ("__hash__", "__eq__") if name in attributes}
     return (
         _make,
-        (type(cls), cls.__name__, cls.__bases__, body, made_with, tracker),
+        (type(cls), cls.__name__, cls.__bases__, body, made_with, tracker, _generic(cls)),
         (_First(set_attributes, cls, first), attributes, slots, set_attributes, got, _around(cls), tracker),
         None,
         None,
@@ -81,6 +76,12 @@ def _arguments(cls: Any, member: Any) -> tuple[Any, ...]:
     if hasattr(kind, "__getnewargs__"):
         return tuple(kind.__getnewargs__(member))
     return tuple(kind.__reduce__(member)[1]) if kind.__reduce__ is not object.__reduce__ else ()
+
+
+def _generic(cls: type) -> tuple[Any, Any]:
+    """Of what and with which arguments pydantic has made it: there, ``Page[int]`` has to be this class."""
+    made = vars(cls).get("__pydantic_generic_metadata__") or {}
+    return made.get("origin"), made.get("args")
 
 
 class _First:
@@ -113,13 +114,20 @@ def _make(
     body: dict[str, Any],
     members: list[tuple[str, tuple[Any, ...], Any]],
     tracker: str,
+    generic: tuple[Any, Any],
 ) -> Any:
     """The class, without its attributes."""
+    generics: Any = sys.modules.get("pydantic._internal._generics") if all(generic) else None
     with _lock:
         if (found := cloudpickle_adapter.class_with_id(tracker)) is not None:
             return found
+        if generics and (found := generics.get_cached_generic_type_early(*generic)) is not None:
+            _complete_before.add(tracker)
+            return cloudpickle_adapter.remember_class(found, tracker)
         with _hooks_replaced(bases, _of_anybody, lambda owner: classmethod(_nothing)):
             made = _made(metaclass, name, bases, body, members)
+        if generics:
+            generics.set_cached_generic_type(generic[0], generic[1], made, *generic)
         _incomplete.add(tracker)
         return cloudpickle_adapter.remember_class(made, tracker)
 
@@ -157,6 +165,8 @@ def _set_first(set_attributes: Callable[..., object], cls: type, attributes: dic
 
 def _complete(cls: Any, state: Any) -> None:
     first, attributes, slots, set_attributes, members, _, tracker = state
+    if tracker in _complete_before:
+        return
     attributes = {**first, **attributes}
     with _lock:
         is_new = tracker in _incomplete

@@ -31,7 +31,7 @@ def in_function(function: types.FunctionType) -> dict[str, Any]:
 
 def sent_along(words: set[str] | frozenset[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
     """The small and plain ones of the variables that these words may name."""
-    return {word: namespace[word] for word in words & namespace.keys() if _is_cheap(namespace[word])}
+    return {word: namespace[word] for word in words & namespace.keys() if is_cheap(namespace[word])}
 
 
 def _words(text: str) -> list[str]:
@@ -46,7 +46,8 @@ def _texts(code: types.CodeType) -> Iterator[str]:
             yield from _texts(constant)
 
 
-def _is_cheap(value: Any) -> bool:
+def is_cheap(value: Any) -> bool:
+    """Is it small and plain?"""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -55,7 +56,7 @@ def _is_cheap(value: Any) -> bool:
     if kind in (list, tuple, set, frozenset):
         return len(value) <= _MOST_ITEMS and all(type(item) in (*_PLAIN, str) for item in value)
     if kind is dict:
-        return _is_cheap(list(value)) and _is_cheap(list(value.values()))
+        return is_cheap(list(value)) and is_cheap(list(value.values()))
     with suppress(Exception):
         match kind.__module__.partition(".")[0], kind.__name__:
             case "numpy", "ndarray":

@@ -6,28 +6,33 @@ gigabyte.
 
 - **required**: loaded where the cell cannot have bound it before.
 - **optional**: perhaps bound before (in a loop's body, by one branch only, by the time that a function defined earlier
-  is called), or only named in the text of a magic. Sent where it can travel, left out without a word where it cannot.
+  is called), or only named in the text of a magic, or in annotations that are not evaluated. Sent where it
+  can travel, left out without a word where it cannot.
 - not used: surely bound by the cell before it is loaded.
 
-Beside these, the words in its strings may be names of variables (_payload/mentioned.py).
+Beside these, the words in its strings may be names of variables (_payload/mentioned.py), and annotations may name some
+that no code loads (_payload/annotated.py).
 
 Control flow is followed on the syntax tree; what a straight piece of code loads is taken from its compiled form, so
 that parameters, locals, comprehension variables and scoping rules are the compiler's business and not ours.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import dis
+import functools
 import inspect
 import io
+import operator
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from nbspawn._payload import mentioned
+from nbspawn._payload import annotated, mentioned
 
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}
 _STORES = {"STORE_NAME", "STORE_GLOBAL"}
@@ -46,6 +51,8 @@ class Names(NamedTuple):
     optional: frozenset[str]
     mentioned: frozenset[str] = frozenset()
     """Words in its strings."""
+    annotated: frozenset[str] = frozenset()
+    """Words in the strings of its annotations."""
 
 
 def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
@@ -60,27 +67,36 @@ def ends_silent(source: str, transform: Callable[[str], str]) -> bool:
     return [token.string for token in tokens if token.type not in blank][-1:] == [";"]
 
 
-def check(text: str, filename: str) -> None:
-    """Raises ``SyntaxError``, as compiling would, where ``text`` is no cell in Python."""
+FUTURES: int = functools.reduce(
+    operator.or_, (getattr(__future__, x).compiler_flag for x in __future__.all_feature_names)
+)
+"""The compiler's flags that ``from __future__ import ...`` sets."""
+
+
+def check(text: str, filename: str, flags: int = 0) -> int:
+    """Raises ``SyntaxError``, as compiling would, where ``text`` is no cell in Python. The compiler's ``flags`` are
+    those that earlier cells have set; returns them with those that this one sets."""
     try:
-        _compile(text, filename)
+        return _compile(text, filename, flags).co_flags & FUTURES
     except SyntaxError as error:
         if error.text is None and error.lineno:  # `return` outside a function and the like: the compiler has no source
             error.text = "".join(text.split("\n")[error.lineno - 1 : error.lineno])
         raise
 
 
-def names_used(source: str, filename: str, transform: Callable[[str], str]) -> Names:
+def names_used(source: str, filename: str, transform: Callable[[str], str], flags: int = 0) -> Names:
     """The global names that the cell ``source`` loads before it surely binds them itself.
 
-    ``transform`` turns IPython's syntax into Python (``shell.transform_cell``); ``filename`` is only for errors.
+    ``transform`` turns IPython's syntax into Python (``shell.transform_cell``); ``filename`` is only for errors. The
+    compiler's ``flags`` are those that earlier cells have set.
 
     Raises ``SyntaxError``, as compiling the cell would, where the source is no Python.
     """
     text = transform(source)
-    check(text, filename)
-    tree = compile(text, filename, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    cell = _Cell(filename, transform)
+    flags = check(text, filename, flags)
+    only_parse = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree = compile(text, filename, "exec", flags | only_parse, dont_inherit=True)
+    cell = _Cell(filename, transform, flags)
     bound = cell.follow(tree.body, frozenset())
     # A function's body runs later than where it stands: what the cell binds by its end may serve it, or come too late.
     cell.optional |= cell.deferred & (bound | cell.perhaps)
@@ -88,15 +104,20 @@ def names_used(source: str, filename: str, transform: Callable[[str], str]) -> N
     # Every rank has a shell of its own, and dunder names describe the module that the code runs in.
     required = frozenset(name for name in cell.required if name != "get_ipython" and not _is_dunder(name))
     optional = frozenset(name for name in cell.optional - required if not _is_dunder(name))
-    return Names(required, optional, mentioned.in_source(tree) - required - optional)
+    names, words = annotated.in_source(tree)
+    if flags & __future__.annotations.compiler_flag:  # then these are not loaded, and may be asked for later
+        optional |= {name for name in names - required - bound if not _is_dunder(name)}
+    loaded = required | optional
+    return Names(required, optional, mentioned.in_source(tree) - loaded, frozenset(words - loaded))
 
 
 class _Cell:
     """One walk over a cell. ``perhaps`` are the names bound so far by code that may not have run."""
 
-    def __init__(self, filename: str, transform: Callable[[str], str]) -> None:
+    def __init__(self, filename: str, transform: Callable[[str], str], flags: int) -> None:
         self.filename = filename
         self.transform = transform
+        self.flags = flags
         self.required: set[str] = set()
         self.optional: set[str] = set()
         self.deferred: set[str] = set()
@@ -164,8 +185,8 @@ class _Cell:
         if isinstance(node, ast.expr):
             node = ast.Expr(value=node)
         module = ast.Module(body=[node], type_ignores=[])
-        code = _compile(ast.fix_missing_locations(ast.copy_location(module, node)), self.filename)
-        for name in _texts(node, self.filename, self.transform):
+        code = _compile(ast.fix_missing_locations(ast.copy_location(module, node)), self.filename, self.flags)
+        for name in self._texts(node):
             if name not in bound:
                 self.optional.add(name)
         stored = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _STORES}
@@ -202,9 +223,35 @@ class _Cell:
                     elif instruction.opname == "STORE_GLOBAL":
                         self.perhaps.add(instruction.argval)
 
+    def _texts(self, node: ast.AST) -> Iterator[str]:
+        """Names in the texts that ``node`` hands to IPython: `!commands`, `%magics` and `%%magics`."""
+        for call in ast.walk(node):
+            if not (
+                isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _SHELL_CALLS
+            ):
+                continue
+            shell = call.func.value
+            if not (
+                isinstance(shell, ast.Call) and isinstance(shell.func, ast.Name) and shell.func.id == "get_ipython"
+            ):
+                continue
+            texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            if call.func.attr in {"system", "getoutput"}:
+                for text in texts:
+                    yield from _in_command(text)
+                continue
+            yield from _IDENTIFIER.findall(" ".join(texts[1:2]))
+            for body in texts[2:]:
+                try:
+                    names = names_used(body, self.filename, self.transform, self.flags)
+                except SyntaxError:  # %%bash, %%html: a language of its own, in which IPython may still expand {names}
+                    yield from _in_command(body)
+                else:
+                    yield from names.required | names.optional
 
-def _compile(source: str | ast.Module, filename: str) -> CodeType:
-    code = compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+def _compile(source: str | ast.Module, filename: str, flags: int) -> CodeType:
+    code = compile(source, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     assert isinstance(code, CodeType)
     return code
 
@@ -242,29 +289,6 @@ def _captures(pattern: ast.pattern) -> set[str]:
         elif isinstance(node, ast.MatchMapping) and node.rest is not None:
             names.add(node.rest)
     return names
-
-
-def _texts(node: ast.AST, filename: str, transform: Callable[[str], str]) -> Iterator[str]:
-    """Names in the texts that ``node`` hands to IPython: `!commands`, `%magics` and `%%magics`."""
-    for call in ast.walk(node):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _SHELL_CALLS):
-            continue
-        shell = call.func.value
-        if not (isinstance(shell, ast.Call) and isinstance(shell.func, ast.Name) and shell.func.id == "get_ipython"):
-            continue
-        texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        if call.func.attr in {"system", "getoutput"}:
-            for text in texts:
-                yield from _in_command(text)
-            continue
-        yield from _IDENTIFIER.findall(" ".join(texts[1:2]))
-        for body in texts[2:]:
-            try:
-                names = names_used(body, filename, transform)
-            except SyntaxError:  # %%bash, %%html: a language of its own, in which IPython may still expand {names}
-                yield from _in_command(body)
-            else:
-                yield from names.required | names.optional
 
 
 def _in_command(text: str) -> Iterator[str]:

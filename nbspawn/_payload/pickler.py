@@ -32,7 +32,7 @@ from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._payload import accelerate_state, mapped_files, originals, own
-from nbspawn._payload.by_value import ByValue, loading
+from nbspawn._payload.by_value import ByValue, WithAnnotated, loading
 from nbspawn._payload.cloudpickle_adapter import Reducer
 from nbspawn._protocol import shared_memory
 
@@ -269,9 +269,9 @@ def loads(
         _current.spawn_arguments = before
 
 
-def by_name(variables: Mapping[str, object]) -> dict[object, object]:
+def by_name(variables: Mapping[str, object]) -> WithAnnotated:
     """The same when it is loaded again; meanwhile ``being_loaded`` tells how far that has come."""
-    return {_Name(name): value for name, value in variables.items()}
+    return WithAnnotated(variables, {_Name(name): value for name, value in variables.items()})
 
 
 def being_loaded() -> str:

@@ -307,7 +307,7 @@ class _Run:
     the command's input. ``interrupts`` is the number of interrupts that had been announced to the rank when this was
     sent: later ones are meant for this command. ``debug`` stops at the first line, ``pdb`` opens the debugger in the
     frame that raised, ``show_locals`` shows its variables. ``reload`` tells which edited modules are loaded again first
-    (None: none)."""
+    (None: none). ``argv`` is the notebook's ``sys.argv``."""
 
     command_number: int = 1
     payload: Payload = NOTHING
@@ -316,6 +316,7 @@ class _Run:
     pdb: bool = False
     show_locals: bool = False
     reload: Reload | None = None
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,7 @@ class RunCell(_Run):
     ``filename -> (execution count, source lines)`` of the notebook's other cells, for tracebacks and
     ``inspect.getsource``. The value of a ``silent`` cell is returned but not displayed. ``colors`` are IPython's, for
     tracebacks ('': none). ``aliases`` are the user's own (``%alias``), name -> command. ``directories`` are those that
-    the notebook has been in, the first one first.
+    the notebook has been in, the first one first. ``flags`` are the compiler's that the notebook's cells have set.
     """
 
     source: str
@@ -350,6 +351,7 @@ class RunCell(_Run):
     transformed: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
+    flags: int = 0
 
     @functools.cached_property
     def names(self) -> dict[str, str]:

@@ -3,8 +3,9 @@
 Teardown frees everything. That takes gloo 20 to 40 ms, waits for ever where a destructor of torch's waits for Python's
 lock, and aborts now and then when a thread of torch's frees a tensor then ("terminate called without an active
 exception", 4 of 60 runs with gloo on two cores, https://github.com/pytorch/pytorch/pull/179291). So a rank does what
-its program may count on, and leaves the rest to the system: its threads are joined, its ``atexit`` handlers run, and
-files that it has left open are written.
+its program may count on, and leaves the rest to the system: its threads are joined, its ``atexit`` handlers run,
+files that it has left open are written, HDF5's too, and libraries of the user's own do what they have for the end
+(exit_functions.py).
 
 What the process that the rank was copied from has registered, opened or begun is not the rank's to end.
 """
@@ -21,13 +22,13 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from multiprocessing import util
 from typing import Any, NoReturn
 
-from nbspawn._rank import stdio
+from nbspawn._rank import exit_functions, stdio
 
 # What every file inherits from. io's own classes of these names are abstract ones, of which it takes long to ask.
 _FILE, _RAW, _TEXT = (kind.__base__ or object for kind in (io.IOBase, io.RawIOBase, io.TextIOBase))
@@ -38,6 +39,15 @@ _WRITING = 1.0  # seconds in which a rank that has failed writes its files: a di
 _inherited: list[Any] = []
 """Files that this process has not opened itself, and what else closes itself when it is given up: nobody gives it up
 here, so that a NamedTemporaryFile of the notebook's is not deleted."""
+
+_inherited_hdf5: set[int] = set()
+"""Of h5py's files, those of the process that this one was copied from."""
+
+_Handler = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+_of_imports: list[_Handler] = []
+"""Handlers that libraries registered in the fork server, when it imported them, as they would in a new process."""
+_NOT_KEPT = ("torch", "IPython", "logging", "multiprocessing", "weakref", "concurrent", "nbspawn")
+"""Packages whose handlers are not kept: torch's only log, the others are registered anew."""
 
 _finalizers: Any = weakref.finalize
 _first_finalizer = -1
@@ -54,6 +64,28 @@ def begin() -> None:
     logging._handlerList.clear()  # type: ignore[attr-defined]
     for own in (logging.shutdown, util._exit_function, _finalize):  # type: ignore[attr-defined]
         atexit.register(own)  # the last one is called first
+    for handler, args, kwargs in _of_imports:
+        atexit.register(handler, *args, **kwargs)
+    _inherited_hdf5.update(one.id for one in _hdf5_files())
+    exit_functions.begin()
+
+
+@contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """In the fork server: while it imports libraries."""
+    register: Any = atexit.register
+
+    def note(handler: Any, *args: Any, **kwargs: Any) -> Any:
+        module = getattr(handler, "__module__", None) or "torch"  # of pybind11's functions
+        if module.partition(".")[0] not in _NOT_KEPT:
+            _of_imports.append((handler, args, kwargs))
+        return register(handler, *args, **kwargs)
+
+    atexit.register = note  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        atexit.register = register
 
 
 def _finalize() -> None:
@@ -87,6 +119,8 @@ def run() -> None:
 def leave(code: int) -> NoReturn:
     """Be gone, with all that was printed in the log."""
     stdio.flush()
+    exit_functions.run(code)  # one may crash, as at the end of any process
+    stdio.flush()
     os._exit(code)
 
 
@@ -117,6 +151,18 @@ def write_files() -> None:
             print(f"{_name(one)} could not be written: {error}", file=sys.stderr, flush=True)
         except Exception:
             continue  # a class of the user's or a library's, which an interpreter would leave as it is, too
+    for one in _hdf5_files():
+        if one.id not in _inherited_hdf5:
+            try:
+                sys.modules["h5py"].File(one).close()
+            except Exception as error:
+                print(f"an HDF5 file could not be closed: {error}", file=sys.stderr, flush=True)
+
+
+def _hdf5_files() -> list[Any]:
+    """h5py's, which their library would close at exit(3): until then they cannot be read."""
+    h5f: Any = sys.modules.get("h5py.h5f")
+    return h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJ_FILE) if hasattr(h5f, "get_obj_ids") else []
 
 
 def open_files(namespace: Mapping[str, object]) -> list[Any]:

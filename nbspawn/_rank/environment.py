@@ -130,13 +130,6 @@ def keep_destroyed_groups(info: RankInfo) -> None:
     distributed.destroy_process_group = distributed.distributed_c10d.destroy_process_group = destroy_process_group
 
 
-def set_threads(info: RankInfo) -> None:
-    """Intra-op threads: in a forked process OpenMP has read OMP_NUM_THREADS long ago, so torch is told."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(info.launch.threads)
-
-
 @contextmanager
 def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.

@@ -38,7 +38,9 @@ from nbspawn._rank import (
     listener,
     namespace,
     outcome,
+    pools,
     process,
+    program_arguments,
     prompts,
     questions,
     regrouped,
@@ -114,7 +116,7 @@ def main(rank: int, launch: Launch) -> None:
     libraries.forget_process_state()
     children.begin(launch.default_method)
     seeds.sow(info)
-    environment.set_threads(info)
+    pools.resize(launch.threads)
     environment.serve_own_rendezvous(info)
     environment.lengthen_timeouts(info)
     environment.keep_destroyed_groups(info)
@@ -197,6 +199,7 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
         info.ungrouped = None
         error = RuntimeError(f"{UNGROUPED}: {type(lost).__name__}: {lost}")
         return outcome.failed(info.rank, error.with_traceback(lost.__traceback__), skip=__file__)
+    program_arguments.put(command.argv)
     if (unloaded := _follow_edits(info)) is not None:
         return unloaded
     if isinstance(command, RunCell):

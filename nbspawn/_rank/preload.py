@@ -9,7 +9,7 @@ import atexit
 import gc
 import os
 
-from nbspawn._rank import huge_pages, plan, process
+from nbspawn._rank import ending, huge_pages, plan, process
 
 _began_with = frozenset(os.environ)
 
@@ -21,10 +21,11 @@ _plan = plan.load()  # raises in a server that the kernel has ended meanwhile
 process.prefer_as_oom_victim()
 
 gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time
-with plan.recording() as _read:
+with plan.recording() as _read, ending.keeping_handlers():
     import asyncio  # noqa: F401
 
     import cloudpickle  # noqa: F401
+    import threadpoolctl
     import torch.distributed
     import torch.multiprocessing  # noqa: F401
 
@@ -42,6 +43,7 @@ nbspawn._rank.environment.server_began_with = _began_with
 nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(_report.modules)
 nbspawn._rank.loggers.note_preloaded()
 _report.read = _read
+threadpoolctl.ThreadpoolController()  # the first one takes four times as long as others
 gc.enable()
 if _plan.modules:  # not in the first server, for which a run may be waiting
     huge_pages.collapse()

@@ -84,7 +84,6 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     if _attached_in == os.getpid():
         return shell
     _attached_in = os.getpid()
-    del sys.argv[1:]  # the kernel's connection file, at which argparse in a cell would end the rank
     shell.display_pub, shell.displayhook = displays()
     shell.display_pub.info, shell.display_pub.channel = info, channel
     shell.display_trap.hook = shell.displayhook
@@ -175,6 +174,7 @@ class CellRunner:
             if version_info < (9,):  # where only %colors passes them on
                 for traceback in (shell.InteractiveTB, shell.SyntaxTB):
                     traceback.set_colors(colors)
+        shell.compile.flags |= command.flags
         shell.execution_count = command.number
         shell.displayhook.silent = command.silent
 

@@ -23,7 +23,7 @@ from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank import namespace, traced
+from nbspawn._rank import namespace, program_arguments, traced
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
@@ -250,7 +250,13 @@ class Pool:
         started = time.monotonic()
         self._commands += 1
         _log.debug("command %d, %s: begins", self._commands, job.title)
-        command = replace(job.command, command_number=self._commands, pdb=options.pdb, show_locals=options.show_locals)
+        command = replace(
+            job.command,
+            command_number=self._commands,
+            pdb=options.pdb,
+            show_locals=options.show_locals,
+            argv=program_arguments.read(),
+        )
         if self.options.keep:
             command = replace(command, reload=Reload() if self.options.autoreload else views.autoreload())
         with ExitStack() as held:

@@ -13,6 +13,7 @@ from nbspawn._accelerators import kinds
 from nbspawn._engine import devices
 from nbspawn._engine.agents import connected
 from nbspawn._engine.base import Engine
+from nbspawn._engine.fork_safety import foreign_threads
 from nbspawn._engine.hosts import HostRanks
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import CellJob, Job, fill, pack
@@ -67,6 +68,7 @@ class StartedRanks:
         held: ExitStack,
     ) -> None:
         """Send the command to these ranks. What they need until they have run it is ``held``."""
+        self.instead = None
         if isinstance(job, CellJob):
             magics, job = job.magics, job.without(self.magics)
             if len(selected) == len(self.known):
@@ -129,6 +131,8 @@ def start_ranks(
     notes: tuple[str, ...] = (note,) if note else ()
     if how.packed is not None:
         notes += replaced.left_out(how.packed.left_out)
+    elif threads := foreign_threads():
+        notes += (f"Fork may not work here: {'; and '.join(threads)}. -m forkserver does without fork.",)
     since = time.monotonic()
     _log.debug("%d ranks start: %s, %s", nprocs, how.title, how.why)
     engine = start(command, how, options, job.inherited, interrupts=interrupts)

@@ -305,6 +305,10 @@ colors: Callable[[], str] = str
 """IPython's colours for tracebacks ('' for none); set by the notebook extension."""
 
 
+compiler_flags: Callable[[], int] = int
+"""Those that the notebook's cells have set by ``from __future__ import ...``; set by the notebook extension."""
+
+
 def no_autoreload() -> Reload | None:
     """Where there is no notebook."""
     return None

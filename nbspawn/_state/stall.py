@@ -16,6 +16,8 @@ from nbspawn._state.whereabouts import Doing, doing, line_of
 from nbspawn._state.wording import name_ranks, on_host
 
 PATIENCE = 5.0  # seconds
+_STILL = 15.0  # seconds
+_NOTHING = 0.03  # of a processor: the rank's own sampler takes about 1 %
 _LONGER = 2.0  # times the longest wait that this run has seen end
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
@@ -37,7 +39,7 @@ def overdue(snapshot: Snapshot) -> bool:
 def stall(snapshot: Snapshot) -> str:
     """What is wrong, or '' if there is nothing to say: exactly where torch's recorder has been asked, and tells."""
     if not overdue(snapshot):
-        return ""
+        return _without_threads(snapshot)
     run = snapshot.run
     waiting = [rank for rank in run.ranks if rank.state == "waiting"]
     others = [rank for rank in run.ranks if rank.state != "waiting"]
@@ -61,6 +63,32 @@ def stall(snapshot: Snapshot) -> str:
         where = " ".join(_waiting(snapshot, waiting))
         return f"The ranks have diverged. {where} All ranks have to make the same calls in the same order."
     return ""
+
+
+def _without_threads(snapshot: Snapshot) -> str:
+    """Of forked ranks that compute nothing: a library may wait in them for threads that fork has not copied."""
+    run = snapshot.run
+    still = [
+        rank
+        for rank in run.ranks
+        if run.method == "fork"
+        and rank.state == "running"
+        and not rank.stop
+        and rank.position.frames
+        and snapshot.now - rank.called >= _STILL
+        and rank.cpu is not None
+        and rank.cpu < _NOTHING
+        and "sleep" not in snapshot.text(rank.position.frames[-1])
+    ]
+    if not still:
+        return ""
+    place = " and ".join(dict.fromkeys(line_of(run, rank.position.frames) for rank in still))
+    seconds = max(snapshot.now - rank.called for rank in still)
+    have = "has" if len(still) == 1 else "have"
+    return (
+        f"{name_ranks(rank.rank for rank in still)} {have} computed nothing for {seconds:.0f} s at {place}. A library "
+        "may wait there for threads of the notebook, which forked ranks do not have: -m forkserver does without fork."
+    )
 
 
 def _waiting(snapshot: Snapshot, waiting: Sequence[RankStatus]) -> list[str]:

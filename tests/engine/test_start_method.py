@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,39 @@ def test_held_lock_that_the_ranks_would_use_is_named() -> None:
     assert "fn -> lock is a lock that is held" in str(asked.value)
     assert "fn -> nested['of rows'][0] is a lock that is held" in str(asked.value)
     assert list(nbspawn.spawn(locked, nprocs=2)) == [0, 1]
+
+
+# ---------------------------------------------------------------- threads of libraries
+
+
+NATIVE_THREAD = """
+import ctypes
+libc, thread, semaphore = ctypes.CDLL(None), ctypes.c_ulong(), ctypes.create_string_buffer(64)
+libc.sem_init(semaphore, 0, 0)
+libc.pthread_create(ctypes.byref(thread), None, libc.sem_wait, semaphore)
+libc.pthread_setname_np(thread, {name!r})
+"""
+
+
+@pytest.fixture(params=[b"mine-0", b"ZMQbg/mine"])
+def native_thread(request: pytest.FixtureRequest) -> Iterator[bytes]:
+    """The name of a thread of C code."""
+    made: dict[str, Any] = {}
+    exec(NATIVE_THREAD.format(name=request.param), made)
+    yield request.param
+    made["libc"].sem_post(made["semaphore"])
+    made["libc"].pthread_join(made["thread"], None)
+
+
+def test_a_librarys_threads_make_fork_unsafe(native_thread: bytes) -> None:
+    """By default; those that are known to do no harm, and Python's own, do not."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(threading.get_native_id).result()
+        if native_thread.startswith(b"ZMQ"):
+            assert chosen(function_with_a_lock()).method == "fork"
+        else:
+            with pytest.raises(nbspawn.PayloadError) as refused:
+                chosen(function_with_a_lock())
+            assert "is unsafe: a library's threads (mine-0) run in this kernel" in str(refused.value)
+    assert chosen(requested="fork").method == "fork"
+    assert chosen().method == "forkserver"

@@ -4,7 +4,10 @@ the kernel has registered for its own end is left to the kernel."""
 from __future__ import annotations
 
 import gzip
+import shutil
+import subprocess
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,7 +127,127 @@ def test_a_handler_that_raises_keeps_no_other_from_running(kernel: Kernel, metho
     assert "ZeroDivisionError" in reply.text() and (kernel.folder / f"second-{method}-0").exists()
 
 
+LIBRARY = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static char name[200], what[200];
+static int alive = 1;
+int is_alive(void) { return alive; }
+static void put(const char *kind) {
+    char path[300];
+    snprintf(path, sizeof path, "%s-%s", name, kind);
+    FILE *file = fopen(path, "w");
+    fputs(what, file);
+    fclose(file);
+}
+static void at_exit(void) { put("atexit"); }
+static void __attribute__((destructor)) destroy(void) {
+    alive = 0;
+    if (!*name) return;
+    put("destructor");
+    if (!strcmp(what, "crash")) abort();
+    while (!strcmp(what, "hang"));
+}
+void begin(const char *new_name, const char *new_what) {
+    strcpy(name, new_name);
+    strcpy(what, new_what);
+    atexit(at_exit);
+}
+"""
+OUTER = """
+#include <stdio.h>
+int is_alive(void);
+static void __attribute__((destructor)) destroy(void) {
+    FILE *file = fopen("order", "w");
+    fputs(is_alive() ? "before what it needs" : "after it", file);
+    fclose(file);
+}
+"""
+USES_LIBRARY = """
+def leave(name, what="text"):
+    import ctypes, h5py
+    file = h5py.File(f"{name}.h5", "w", libver="latest")
+    file["data"] = [1, 2]
+    leave.kept = file, file.create_group("group")
+    ctypes.CDLL("./libown.so").begin(name.encode(), what.encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def with_library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    pytest.importorskip("h5py")
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no compiler")
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        for name, source, options in (("own", LIBRARY, []), ("outer", OUTER, ["-L.", "-lown", "-Wl,-rpath,$ORIGIN"])):
+            command = ["gcc", "-shared", "-fPIC", "-o", f"lib{name}.so", "-x", "c", "-", "-x", "none", *options]
+            subprocess.run(command, input=source, text=True, check=True, cwd=kernel.folder)
+        ok(kernel.execute(f"%load_ext nbspawn\nimport nbspawn{USES_LIBRARY}"))
+        yield kernel
+        kernel.assert_no_rank()
+
+
+def complete(folder: Path, name: str) -> bool:
+    """Only what is closed can be read."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(folder / f"{name}.h5", "r") as file:
+        assert list(file["data"]) == [1, 2] and "group" in file
+    return all((folder / f"{name}-{kind}").read_text() == "text" for kind in ("atexit", "destructor"))
+
+
+@METHODS
+@pytest.mark.parametrize(
+    "how", ["cell", "error", *(pytest.param(how, marks=pytest.mark.extended) for how in ("kept", "function"))]
+)
+def test_what_libraries_write_at_exit(with_library: Kernel, method: str, how: str) -> None:
+    """h5py's files, and what a library of the user's own has for C's exit(3)."""
+    name, kernel = f"{how}-{method}", with_library
+    if how == "function":
+        ok(kernel.execute(f"nbspawn.spawn(lambda rank: leave(f'{name}-{{rank}}'), nprocs=2, start_method='{method}')"))
+    else:
+        keep = "--keep" if how == "kept" else ""
+        cell = f"%%spawn 2 -m {method} {keep}\nleave(f'{name}-{{rank}}')"
+        reply = kernel.execute(cell + "\n{}['key']" * (how == "error"))
+        assert (reply.ename == "RankRaisedError") == (how == "error"), str(reply)
+        if keep:
+            ok(kernel.execute("%ranks stop"))
+    assert all(complete(kernel.folder, f"{name}-{rank}") for rank in range(2))
+
+
+def test_libraries_that_need_others(with_library: Kernel) -> None:
+    ok(with_library.execute("%%spawn 1\nimport ctypes\nctypes.CDLL('./libouter.so')"))
+    assert (with_library.folder / "order").read_text() == "before what it needs"
+
+
+def test_a_library_that_hangs_or_crashes_at_exit(with_library: Kernel) -> None:
+    """The cell ends, and what has crashed is named."""
+    ok(with_library.execute("%%spawn 1\nleave('hangs', 'hang')"))
+    reply = with_library.execute("%%spawn 1\nleave('crashes', 'crash')")
+    assert reply.ename == "RankExitedError" and "SIGABRT" in reply.evalue
+    assert (with_library.folder / "hangs-destructor").exists()
+
+
+def test_the_notebooks_hdf5_file(with_library: Kernel) -> None:
+    """Forked ranks close theirs; the notebook's stays open, and nothing else keeps it locked."""
+    ok(with_library.execute("import h5py\nfile = h5py.File('notebook.h5', 'w', libver='latest')\nfile['before'] = 1"))
+    ok(with_library.execute("%%spawn 2 -m fork\nleave(f'beside-{rank}')"))
+    ok(with_library.execute("%%spawn 2\npass"))
+    ok(with_library.execute("file['after'] = 2\nfile.close()"))
+    assert with_library.value("sorted(h5py.File('notebook.h5', 'r'))") == ["after", "before"]
+    assert all(complete(with_library.folder, f"beside-{rank}") for rank in range(2))
+
+
 # ---------------------------------------------------------------- what is the kernel's
+
+
+def test_no_process_beside_the_kernel_keeps_its_files_open(own_kernel: Kernel) -> None:
+    """Those of C code (HDF5) are for children, too, and stay locked as long as one has them."""
+    lock = "import fcntl, os\nfd = os.open('locked', os.O_CREAT | os.O_RDWR)\n"
+    ok(own_kernel.execute(f"{lock}os.set_inheritable(fd, True)\nfcntl.flock(fd, fcntl.LOCK_EX)\n%load_ext nbspawn"))
+    ok(own_kernel.execute("%%spawn 2 -m fork\n1"))
+    ok(own_kernel.execute("%%spawn 2\n1"))
+    ok(own_kernel.execute(f"os.close(fd)\n{lock}fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)"))
 
 
 def test_what_the_kernel_has_registered_for_its_own_end_is_not_the_ranks(own_kernel: Kernel) -> None:

@@ -460,9 +460,9 @@ def test_richs_tracebacks(own_kernel: Kernel, method: str) -> None:
     reply = own_kernel.execute(f"%%spawn 2 -m {method}{ERRORS}")
     said = plain(reply.outputs[-1]["data"]["text/plain"])
     assert re.search(r"RankRaisedError: rank 1 of 2: AssertionError: one \(line 3\)", said), str(reply)
-    assert re.search(r"line 3, in fail.*AssertionError: one", said, re.DOTALL), said
+    assert re.search(r"in fail\b.*AssertionError: one", said, re.DOTALL), said
     assert "nbspawn/_" not in said and len(said) < 2000
-    assert ok(own_kernel.execute("import sys\nassert 'line 3, in fail' in str(sys.last_value.__cause__)"))
+    assert ok(own_kernel.execute("import sys\nassert 'in fail' in str(sys.last_value.__cause__)"))
     for bad, name in (
         ("%%spawn 2 --nosuch\n1", "UsageError"),
         ("%ranks nosuch", "UsageError"),

@@ -794,3 +794,22 @@ def test_a_variable_that_the_cell_does_not_name(kernel: Kernel) -> None:
     reply = kernel.execute("%%spawn 2 -m forkserver\neval('hidden_' + 'variable')")
     assert "hidden_variable was not sent, because the cell's code does not name it" in reply.traceback
     assert kernel.execute("%%spawn 2 -m fork\neval('hidden_' + 'variable')").status == "ok"
+
+
+def test_forked_ranks_beside_a_librarys_threads(own_kernel: Kernel) -> None:
+    """Who asks for fork gets it, and a sentence; the default does without fork, and says why."""
+    thread = """
+import ctypes, threading
+libc, thread, semaphore = ctypes.CDLL(None), ctypes.c_ulong(), ctypes.create_string_buffer(64)
+libc.sem_init(semaphore, 0, 0)
+libc.pthread_create(ctypes.byref(thread), None, libc.sem_wait, semaphore)
+libc.pthread_setname_np(thread, b"mine-0")
+lock = threading.Lock()
+"""
+    ok(own_kernel.execute(f"%load_ext nbspawn{thread}"))
+    said = "a library's threads (mine-0) run in this kernel, which forked ranks do not have."
+    table = ok(own_kernel.execute("%%spawn 2 -m fork\nlock.locked()")).table["text/plain"]
+    assert f"Fork may not work here: {said}" in table
+    reply = own_kernel.execute("%%spawn 2\nlock.locked()")
+    assert reply.ename == "PayloadError" and f"is unsafe: {said}" in reply.evalue
+    assert "threads" not in ok(own_kernel.execute("%%spawn 2\n1")).table["text/plain"]

@@ -503,7 +503,7 @@ import os, sys, types
 os.makedirs("relative", exist_ok=True)
 os.makedirs("elsewhere", exist_ok=True)
 with open("relative/of_relative_path.py", "w") as _file:
-    _file.write("answer = 5")
+    _file.write("answer = 5\\ndef more(x): return x + answer\\nclass Made: pass\\nmade = Made()")
 sys.path.append("relative")
 import of_relative_path
 stub = types.ModuleType("a_stub")
@@ -517,9 +517,6 @@ fragile = Fragile()
 %cd -q elsewhere
 """
 REFUSED = {
-    "of_relative_path.answer": "of_relative_path cannot be loaded in a rank: ModuleNotFoundError: No module named "
-    "'of_relative_path'. The notebook has it from '{folder}/relative', which is not in sys.path: add it, or run with "
-    "-m fork.",
     "made": "made cannot be loaded in a rank: ModuleNotFoundError: No module named 'a_stub'. The notebook has it from "
     "no file that a rank could find. Import it inside the cell, or run with -m fork.",
     "fragile.x": "fragile cannot be loaded in a rank: ValueError: it breaks. Create it inside the cell, or run with -m "
@@ -538,9 +535,20 @@ def not_loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.mark.parametrize("used", REFUSED)
 def test_what_does_not_load_is_named(not_loaded: Kernel, used: str) -> None:
     reply = not_loaded.execute(f"%%spawn 2 -m forkserver\nprint('ran')\n{used}")
-    assert reply.ename == "PayloadError" and reply.evalue == REFUSED[used].format(folder=not_loaded.folder)
+    assert reply.ename == "PayloadError" and reply.evalue == REFUSED[used]
     assert "ran" not in reply.text() and str(ROOT / "nbspawn") not in reply.traceback
     assert ("it breaks" in reply.traceback.partition("PayloadError")[0]) == (used == "fragile.x"), "the user's frames"
+
+
+def test_a_module_that_a_new_process_does_not_find(not_loaded: Kernel, method: str) -> None:
+    """It travels by value, with what is in it; and the notebook's cloudpickle does as it did."""
+    cell = "import pickle\n(of_relative_path.more(1), type(of_relative_path.made) is of_relative_path.Made)"
+    assert ok(not_loaded.execute(f"%%spawn 2 -m {method}\n{cell}")).result == "[0-1] (6, True)"
+    ok(not_loaded.execute("from of_relative_path import more, made as own"))
+    cell = "import pickle\nmore(2), pickle.loads(pickle.dumps(own)) is not own, own"
+    ok(not_loaded.execute(f"%%spawn 2 -m {method} -o back\n{cell}"))
+    assert not_loaded.value("back[1][:2], type(back[1][2]) is of_relative_path.Made") == ((7, True), True)
+    assert not_loaded.value("import cloudpickle; cloudpickle.list_registry_pickle_by_value()") == set()
 
 
 @pytest.mark.parametrize("keep", ["", "--keep"])
@@ -576,11 +584,42 @@ def test_kept_ranks_stay_that_cannot_load_something(not_loaded: Kernel) -> None:
         ok(not_loaded.execute("%ranks stop"))
 
 
+def test_the_first_command_of_a_session_that_cannot_be_loaded_is_not_lost(not_loaded: Kernel) -> None:
+    """By default, under which forked ranks take the place of those that a start could not serve."""
+    cell = "import nbspawn\nwith nbspawn.Session(2) as session:\n    print(session.run(lambda rank: fragile.x))"
+    reply = not_loaded.execute(cell)
+    assert reply.ename == "PayloadError" and "fn cannot be loaded in a rank: ValueError: it breaks" in reply.evalue
+
+
 @pytest.mark.parametrize("call", ["spawn", "start_processes"])
 def test_a_function_that_does_not_load(not_loaded: Kernel, call: str) -> None:
     ok(not_loaded.execute("import nbspawn\ndef use(rank): return fragile.x"))
     reply = not_loaded.execute(f"nbspawn.{call}(use, nprocs=2, start_method='forkserver')")
     assert reply.ename == "PayloadError" and "fn cannot be loaded in a rank: ValueError: it breaks" in reply.evalue
+
+
+def test_generics_of_pydantic(kernel: Kernel, method: str) -> None:
+    """What has arrived is what ``Page[int]`` makes there: of the notebook's in a rank, of a rank's in the notebook."""
+    pytest.importorskip("pydantic")
+    notebook = """
+import typing
+import pydantic
+T, U = typing.TypeVar("T"), typing.TypeVar("U")
+class Page(pydantic.BaseModel, typing.Generic[T]):
+    items: list[T]
+class Pair(pydantic.BaseModel, typing.Generic[T, U]):
+    a: T
+    b: U
+page, pair, of_both = Page[int](items=[1]), Pair[int, str](a=1, b="b"), Page[str]"""
+    ok(kernel.execute(notebook))
+    cell = "assert (type(page), type(pair)) == (Page[int], Pair[int, str])\n"
+    cell += "page, Page[str](items=['x']), Pair[int, int](a=1, b=2), Page[float](items=[1.0])"
+    ok(kernel.execute(f"%%spawn 2 -m {method} -o back\n{cell}"))
+    kinds = "[Page[int], Page[str], Pair[int, int], Page[float]]"
+    assert kernel.value(f"list(map(type, back[0])) == list(map(type, back[1])) == {kinds}, of_both is Page[str]") == (
+        True,
+        True,
+    )
 
 
 @pytest.mark.extended

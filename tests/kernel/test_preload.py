@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,30 @@ def server(cache: Path, monkeypatch: pytest.MonkeyPatch, workplace: str) -> Iter
 def brought_up(server: forkserver.PrivateServer) -> None:
     server.warm_up()
     assert until(lambda: not server.bringing_up, 120)
+
+
+def import_figures(rank: int) -> None:
+    import matplotlib.pyplot  # noqa: F401
+
+
+def has_figures(rank: int, closed: Path) -> bool:
+    """Has matplotlib been there before? It closes a figure of ours at the end."""
+    before = "matplotlib.pyplot" in sys.modules
+    from matplotlib._pylab_helpers import Gcf
+
+    canvas = types.SimpleNamespace(mpl_disconnect=print)
+    Gcf.figs[1] = types.SimpleNamespace(canvas=canvas, _cidgcf=0, destroy=closed.touch)
+    return before
+
+
+@pytest.mark.extended
+def test_what_a_library_registers_for_the_end_is_every_ranks(server: forkserver.PrivateServer, tmp_path: Path) -> None:
+    """Though the server has imported it."""
+    assert nbspawn.spawn(has_figures, (tmp_path / "first",)) == [False]
+    nbspawn.spawn(import_figures)
+    brought_up(server)
+    assert nbspawn.spawn(has_figures, (tmp_path / "second",)) == [True]
+    assert (tmp_path / "first").exists() and (tmp_path / "second").exists()
 
 
 @pytest.mark.extended

@@ -502,9 +502,9 @@ def test_a_rank_that_interrupts_itself(kernel: Kernel, method: str, send: str) -
     cell = f"""
 import _thread, os, signal, subprocess, sys, threading, time
 subprocess.run(["kill", "-INT", str(os.getpid())])
-threading.Timer(0.01, lambda: {send}).start()
 end = time.monotonic() + 50
 try:
+    threading.Timer(0.01, lambda: {send}).start()
     while time.monotonic() < end:
         time.sleep(0.01)  # from another thread none of these ends a longer one
 except KeyboardInterrupt:
@@ -712,13 +712,16 @@ hasattr(sys, "of_the_notebook"), (rate, more), [median, helped, again, lambda x:
 def test_what_was_set_and_cannot_be_loaded_is_named(own_kernel: Kernel, method: str) -> None:
     """Cells that have nothing to do with it run, by the method that was asked for. What was put back is not sent."""
     (own_kernel.folder / "library").mkdir()
-    (own_kernel.folder / "library" / "gone.py").write_text("class Gone: pass\ndef own(): pass\n")
+    (own_kernel.folder / "library" / "gone.py").write_text("def own(): pass\n")
     setup = """
+class Fragile:
+    def __init__(self): self.x = 1
+    def __setstate__(self, state): raise ValueError("it breaks")
 import math, sys
 %load_ext nbspawn
 sys.path.append("library")
 import gone
-math.gone, math.also, gone.own, own = gone.Gone(), gone.Gone, len, gone.own
+math.gone, math.also, gone.own, own = Fragile(), Fragile(), len, gone.own
 math.pi = 3
 sys.path.remove("library")"""
     ok(own_kernel.execute(setup))

@@ -1,6 +1,7 @@
 """Which variables a cell uses: cells as users write them, IPython's own transformation, no notebook needed."""
 
 from __future__ import annotations
+import __future__
 
 import builtins
 from textwrap import dedent
@@ -10,13 +11,13 @@ import pytest
 from nbspawn._payload.names import Names, names_used
 
 
-def used(source: str) -> Names:
+def used(source: str, flags: int = 0) -> Names:
     """Names used, by IPython's rules, without builtins."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    names = names_used(dedent(source), "<cell>", TransformerManager().transform_cell)
+    names = names_used(dedent(source), "<cell>", TransformerManager().transform_cell, flags)
     plain = frozenset(dir(builtins))
-    return Names(names.required - plain, names.optional - plain, names.mentioned)
+    return Names(names.required - plain, names.optional - plain, names.mentioned, names.annotated - plain)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,28 @@ def test_magics_are_soft(source: str, optional: str) -> None:
 def test_words_in_strings() -> None:
     assert used("df.query('a > @limit')").mentioned == {"a", "limit"}
     assert used("f'{x} y'; x['key']").mentioned == {"y", "key"}
+
+
+@pytest.mark.parametrize(
+    ("source", "in_strings", "postponed"),
+    [
+        ("def f(a: A, *b: 'B', c: list['C'] = d) -> E | None: ...", "B C", "A E"),
+        ("x: A = y\nz: 'np.ndarray'", "np ndarray", "A"),
+        ("class K(B, list['C']):\n    a: 'A'\n    def m(self, o: K): ...", "A C", ""),
+        ("T = TypedDict('T', {'x': 'X'})\nR = typing.NamedTuple('R', [('y', 'Y')])", "T x X R y Y", ""),
+        ("Tree = dict[str, 'Tree']\nOptional['Leaf'], config['no']", "Tree Leaf", ""),
+        ("lambda x: 'no', print('no')", "", ""),
+        ("async def f(a: A):\n    def g(b: B): ...\n    c: C = 1", "", "A B C"),
+    ],
+)
+def test_annotations(source: str, in_strings: str, postponed: str) -> None:
+    """Names in strings; where annotations are not evaluated, all: no code loads them then."""
+    assert used(source).annotated == set(in_strings.split())
+    earlier = used(source, __future__.annotations.compiler_flag)
+    assert earlier.annotated == set(in_strings.split())
+    assert earlier.optional == set(postponed.split())
+    assert not earlier.required & earlier.optional
+    assert used(f"from __future__ import annotations\n{source}") == earlier
 
 
 def test_bad_source_is_a_syntax_error() -> None:

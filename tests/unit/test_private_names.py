@@ -864,6 +864,8 @@ OTHERS = (
     Name("joblib.externals.loky.reusable_executor._executor_kwargs", equals(None)),
     Name("rich.console.Console.is_jupyter", setters_are_enough, find=console),
     Name("rich.console.Console.is_interactive", setters_are_enough, find=console),
+    Name("pydantic._internal._generics.get_cached_generic_type_early", takes(type, int)),
+    Name("pydantic._internal._generics.set_cached_generic_type", takes(type, (int,), type, type, (int,))),
     Name("numpy.memmap._mmap", has("__len__"), find=mapping),
     Name("pandas._config.config._registered_options", options),
     Name("pandas._config.config._deprecated_options", is_a(dict)),

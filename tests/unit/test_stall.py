@@ -193,3 +193,24 @@ def test_send_and_recv_belong_together() -> None:
 )
 def test_there_is_no_sentence_while_the_user_is_asked_or_the_run_ends(event: Event) -> None:
     assert sentence(run_of(*WAIT, at(1, 4, 1.0), event), 15.0) == ""
+
+
+def still(cpu: float = 0.0, line: int = 3, **fields: str) -> Run:
+    """Ranks that stand at a line, and use so much of a processor."""
+    events = [at(rank, line, 1.0) for rank in range(2)]
+    measured = [Measured(rank, t, t * cpu, 1, 1, -1, -1) for rank in range(2) for t in (2.0, 12.0)]
+    return replace(run_of(*events, *measured, nprocs=2), **fields)
+
+
+def test_forked_ranks_that_compute_nothing() -> None:
+    """A library may wait for threads that they do not have."""
+    said = "Ranks 0-1 have computed nothing for 19 s at line 3. A library may wait there for threads of the notebook, "
+    said += "which forked ranks do not have: -m forkserver does without fork."
+    assert sentence(still(), 20.0) == said
+    assert sentence(still(), 10.0) == "", "too early to tell"
+
+
+@pytest.mark.parametrize("run", [still(cpu=0.5), still(line=4), still(method="fork server")])
+def test_ranks_that_may_stand_still(run: Run) -> None:
+    """They compute, sleep, or have the threads that they have started."""
+    assert sentence(run, 20.0) == ""

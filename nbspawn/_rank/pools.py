@@ -1,0 +1,42 @@
+"""The sizes of the thread pools of libraries of C code: in each rank those of a new process with its environment.
+
+A library reads the environment when it is loaded, which was in the fork server or in the kernel: before the rank had
+its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import threadpoolctl
+
+_SIZE = {
+    "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),
+    "mkl": ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+    "blis": ("BLIS_NUM_THREADS", "OMP_NUM_THREADS"),
+}
+"""By threadpoolctl's name for the library: what it reads, the first that is set."""
+
+
+def resize(threads: int) -> None:
+    """In the rank, about a millisecond. ``threads`` is for torch and OpenMP."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for library in threadpoolctl.ThreadpoolController().lib_controllers:
+        size = threads
+        if library.internal_api in _SIZE:  # not more than there are cores, as these do it themselves
+            size = min(number(*map(os.environ.get, _SIZE[library.internal_api])) or threads, cores)
+        if library.num_threads != size:
+            library.set_num_threads(size)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def number(*values: str | None) -> int:
+    """The first of these that is a number of threads (OpenMP's may be a list by level, as in '4,2'); 0: none is."""
+    for value in values:
+        first = (value or "").partition(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return 0
