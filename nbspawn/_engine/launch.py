@@ -242,6 +242,7 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
     """What has to be so while torch starts the ranks."""
     if how.method == "fork":
         fork_safety.pause_openmp()
+        pools.find()
         for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
             stream.flush()
         for file in ending.open_files(vars(sys.modules["__main__"])):  # and what is buffered for these, written again

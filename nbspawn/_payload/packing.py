@@ -19,6 +19,7 @@ from typing import Any
 
 from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
 from nbspawn._payload.diagnosis import UnloadableError, UnpicklableError, diagnose, one_line, trial
+from nbspawn._payload.one_memory import Region
 from nbspawn._payload.pickler import Pickler, being_loaded, by_name, loads
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.messages import Result
@@ -150,10 +151,14 @@ def _too_many(descriptors: int, most: int, name: str) -> UnpicklableError:
     return UnpicklableError(name, name, reason, remedy)
 
 
-def _pickled(obj: object, namespace: dict[str, Any] | None) -> tuple[Pickler, memoryview]:
-    pickler = Pickler(namespace)
+def _pickled(
+    obj: object, namespace: dict[str, Any] | None, regions: Sequence[Region] = ()
+) -> tuple[Pickler, memoryview]:
+    pickler = Pickler(namespace, regions=regions)
     stream = io.BytesIO()
     pickler.dump(obj, stream)
+    if not regions and (shared := pickler.memories.shared()):
+        return _pickled(obj, namespace, shared)
     # Not getbuffer(): a BytesIO whose buffer an error's traceback still holds complains when it is collected.
     return pickler, memoryview(stream.getvalue())
 

@@ -10,7 +10,8 @@ Functions, classes and the like of the notebook travel by value (_payload/by_val
   piece: a large model has room in the host's memory once, but often not twice.
 - what can be pickled only while a process is being started (multiprocessing's queues and locks, tensors that the
   user moved to shared memory) becomes one of the *spawn arguments*, and the stream holds its index.
-- an array or a tensor that is a file's contents is that in the rank (_payload/mapped_files.py).
+- an array or a tensor that is a file's contents is that in the rank (_payload/mapped_files.py); those that lie over
+  one memory lie over one memory there (_payload/one_memory.py).
 - an open text file does not travel, where cloudpickle sends a copy of its text.
 - what each process has of its own (``sys.stdout``, the shell) is the rank's there (_payload/own.py).
 - what accelerate and transformers know of their process they find out anew in the rank (_payload/accelerate_state.py).
@@ -34,6 +35,7 @@ from nbspawn._accelerators import kinds
 from nbspawn._payload import accelerate_state, mapped_files, originals, own
 from nbspawn._payload.by_value import ByValue, WithAnnotated, loading
 from nbspawn._payload.cloudpickle_adapter import Reducer
+from nbspawn._payload.one_memory import Memories, Region
 from nbspawn._protocol import shared_memory
 
 OUT_OF_BAND = 64 * 1024  # bytes from which a buffer is worth a place of its own
@@ -51,8 +53,11 @@ class Pickler(ByValue):
     memory, or stand for it on a GPU, and keep it. ``descriptors`` is how many go with the spawn arguments.
     """
 
-    def __init__(self, namespace: dict[str, Any] | None, returning: bool = False) -> None:
+    def __init__(
+        self, namespace: dict[str, Any] | None, returning: bool = False, regions: Sequence[Region] = ()
+    ) -> None:
         super().__init__(namespace, _digest if returning else None)
+        self.memories = Memories(regions)
         self.buffers: list[shared_memory.Large] = []
         self.spawn_arguments: list[object] = []
         self._returning = returning
@@ -93,6 +98,10 @@ class Pickler(ByValue):
                 return accelerate_state.reduce_training_arguments
             if mapped_files.is_array(kind):
                 return self._mappings.reduce_array
+            if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+                return self.memories.reduce_array
+            if kind.__module__.partition(".")[0] == "pandas":
+                return self.memories.reduce_of_pandas
         return self._process_bound if _needs_process_start(kind) else super().reducer(kind)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
@@ -135,7 +144,8 @@ class Pickler(ByValue):
         if device == "cpu" and not self._returning and (reduced := mapped_files.reduce_storage(storage)):
             return reduced
         if device == "cpu" and (self._returning or not storage.is_shared()):
-            return _load_storage, (_memory(storage),)
+            shared = None if self._returning else self.memories.reduce_storage(storage)
+            return shared or (_load_storage, (_memory(storage),))
         if self._returning or device in kinds.GPU_TYPES:
             late = device in kinds.GPU_TYPES and storage.nbytes() >= OUT_OF_BAND
             memory = _memory_of_device(storage) if late else _memory(storage.cpu())

@@ -46,8 +46,8 @@ _inherited_hdf5: set[int] = set()
 _Handler = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 _of_imports: list[_Handler] = []
 """Handlers that libraries registered in the fork server, when it imported them, as they would in a new process."""
-_NOT_KEPT = ("torch", "IPython", "logging", "multiprocessing", "weakref", "concurrent", "nbspawn")
-"""Packages whose handlers are not kept: torch's only log, the others are registered anew."""
+_NOT_KEPT = ("torch", "h5py", "IPython", "logging", "multiprocessing", "weakref", "concurrent", "nbspawn")
+"""Packages whose handlers are not kept: those of the first only log, or tidy up their memory; the others are anew."""
 
 _finalizers: Any = weakref.finalize
 _first_finalizer = -1

@@ -6,8 +6,10 @@ its own.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from typing import Any
 
 import threadpoolctl
 
@@ -19,10 +21,33 @@ _SIZE = {
 """By threadpoolctl's name for the library: what it reads, the first that is set."""
 
 
+_inherited: list[Any] = []
+
+
+def find() -> None:
+    """In a process that is to be copied: which libraries are loaded. To find that takes each rank 3 to 10 ms."""
+    _inherited[:] = _loaded(len(sys.modules))
+
+
+def keep_small() -> None:
+    """In the fork server: of BLAS, one thread. To change the number in a rank starts threads there, and OpenBLAS's keep
+    a processor busy for 30 ms, whatever their number; most ranks have one."""
+    find()
+    for library in _inherited:
+        if library.internal_api in _SIZE:
+            library.set_num_threads(1)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(modules: int) -> list[Any]:
+    """Libraries come with modules: as long as ``modules``, the number of these, is the same, no more have come."""
+    return list(threadpoolctl.ThreadpoolController().lib_controllers)
+
+
 def resize(threads: int) -> None:
-    """In the rank, about a millisecond. ``threads`` is for torch and OpenMP."""
+    """In the rank. ``threads`` is for torch and OpenMP."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for library in threadpoolctl.ThreadpoolController().lib_controllers:
+    for library in _inherited or _loaded(0):
         size = threads
         if library.internal_api in _SIZE:  # not more than there are cores, as these do it themselves
             size = min(number(*map(os.environ.get, _SIZE[library.internal_api])) or threads, cores)

@@ -25,7 +25,6 @@ with plan.recording() as _read, ending.keeping_handlers():
     import asyncio  # noqa: F401
 
     import cloudpickle  # noqa: F401
-    import threadpoolctl
     import torch.distributed
     import torch.multiprocessing  # noqa: F401
 
@@ -33,6 +32,7 @@ with plan.recording() as _read, ending.keeping_handlers():
     import nbspawn._rank.imports
     import nbspawn._rank.loggers
     import nbspawn._rank.main
+    import nbspawn._rank.pools
 
     if _plan.shell:
         import nbspawn._rank.preload_shell
@@ -43,7 +43,7 @@ nbspawn._rank.environment.server_began_with = _began_with
 nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(_report.modules)
 nbspawn._rank.loggers.note_preloaded()
 _report.read = _read
-threadpoolctl.ThreadpoolController()  # the first one takes four times as long as others
+nbspawn._rank.pools.keep_small()
 gc.enable()
 if _plan.modules:  # not in the first server, for which a run may be waiting
     huge_pages.collapse()

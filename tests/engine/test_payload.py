@@ -794,3 +794,27 @@ def test_importing_payload_imports_neither_torch_nor_cloudpickle() -> None:
     code = "import sys, nbspawn._payload.packing; print({'torch', 'cloudpickle', 'numpy', 'IPython'} & {*sys.modules})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "set()"
+
+
+def test_what_is_not_sent_twice() -> None:
+    """Elements that are repeated, views of an array that is sent, and a tensor over it."""
+    array = numpy.arange(10**6)
+    repeated = numpy.broadcast_to(numpy.zeros(1000), (10**6, 1000))
+    for obj in ([array, array[10:], torch.from_numpy(array), array[::-1]], [array, repeated]):
+        with pack(obj) as packed:
+            assert array.nbytes <= sum(packed.sizes) < array.nbytes + 100_000
+
+
+def test_memory_that_is_made_to_be_pickled() -> None:
+    """It is made anew, where all is pickled again."""
+
+    class Made:
+        def __reduce__(self) -> Any:
+            made = numpy.full(10**5, 3.0)
+            return list, ([made, made[1:]],)
+
+    array = numpy.zeros(10**5)
+    with pack([Made(), array, array[5:], Made()]) as packed:
+        loaded = load(packed.fds, packed.sizes)
+    loaded[1][6] = 1
+    assert loaded[2][1] == 1 and all(part.sum() == 3.0 * len(part) for made in (loaded[0], loaded[3]) for part in made)

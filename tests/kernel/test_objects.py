@@ -598,6 +598,75 @@ def test_a_function_that_does_not_load(not_loaded: Kernel, call: str) -> None:
     assert reply.ename == "PayloadError" and "fn cannot be loaded in a rank: ValueError: it breaks" in reply.evalue
 
 
+ONE_MEMORY = """
+import numpy as np, pandas as pd, torch
+class Holder: pass
+def memories():
+    a = np.arange(12.0).reshape(3, 4)
+    large = np.zeros(10**6)
+    fields = np.zeros(5, dtype=[("x", "i4"), ("y", "f8")])
+    model, holder, read_only, buffer = torch.nn.Linear(300, 300), Holder(), a.view(), bytearray(100)
+    holder.array, holder.view = a, a[2]
+    read_only.flags.writeable = False
+    tensor = torch.zeros(10)
+    return {
+        "a": a, "tensor of a": torch.from_numpy(a), "row": a[1], "column": a[:, 2], "flat": a.ravel(), "back": a[::-1],
+        "holder": holder, "read_only": read_only,
+        "of one buffer": (np.frombuffer(buffer, "u1"), np.frombuffer(buffer, "i2")),
+        "large": large, "rest": torch.from_numpy(large[100:]), "part": large[10:20], "fields": fields, "x": fields["x"],
+        "model": model, "weight": model.weight.detach().numpy(), "tensor": tensor, "array": tensor.numpy(),
+        "repeated": np.broadcast_to(np.arange(3.0), (1000, 3)),
+        "again": np.lib.stride_tricks.as_strided(a[0], (5, 4), (0, 8)),
+        "empty": np.zeros(0), "number": np.array(5.0), "objects": np.array([a, "text"], dtype=object),
+    }
+def check(of):
+    of["a"][1, 2], of["a"][2, 0], of["a"][0, 3] = 100, 200, 300
+    assert [of["tensor of a"][1, 2], of["row"][2], of["column"][1], of["flat"][6], of["back"][1, 2]] == [100] * 5
+    assert of["holder"].array is of["a"] and of["holder"].view[0] == 200 and of["objects"][0] is of["a"]
+    assert of["read_only"][2, 0] == 200 and not of["read_only"].flags.writeable
+    of["of one buffer"][0][1] = 1
+    assert of["of one buffer"][1][0] == 256
+    of["large"][105], of["large"][12] = 7, 3
+    assert of["rest"][5] == 7 and of["part"][2] == 3 and of["rest"].shape == (10**6 - 100,)
+    of["fields"]["x"][1] = 9
+    assert of["x"][1] == 9
+    with torch.no_grad():
+        of["model"].weight[0, 0] = 42
+    of["tensor"][3] = 5
+    assert of["weight"][0, 0] == 42 and of["array"][3] == 5
+    assert of["repeated"].strides == (0, 8) and of["repeated"].sum() == 3000 and not of["repeated"].flags.writeable
+    assert of["again"].strides == (0, 8) and (of["again"][:, 3] == 300).all()
+    assert of["empty"].shape == (0,) and of["number"].shape == () and of["number"] == 5
+    return True
+shared, in_function = memories(), memories()
+def use(): return check(in_function)
+frame = pd.DataFrame({"a": range(5), "b": range(5)})
+series, matrix = frame["a"], np.zeros((3000, 3000))
+wide, high = matrix[5], matrix[:, 7]
+"""
+
+
+def test_what_lies_over_one_memory(kernel: Kernel, method: str) -> None:
+    """Also what one name alone leads to, or a function; and what is sent to kept ranks later."""
+    ok(kernel.execute(ONE_MEMORY))
+    assert ok(kernel.execute(f"%%spawn 2 -m {method}\ncheck(shared), use(), check(memories())")).result == (
+        "[0-1] (True, True, True)"
+    )
+    if method != "fork":
+        ok(kernel.execute("%%spawn 2 --keep\ncheck"))
+        assert ok(kernel.execute("%%ranks --push shared\ncheck(shared)")).result == "[0-1] True"
+        ok(kernel.execute("%ranks stop"))
+
+
+def test_what_does_not_stay_over_one_memory(kernel: Kernel) -> None:
+    """pandas' objects, of which one does not see what is written to another; and what is far apart in its base."""
+    ok(kernel.execute(ONE_MEMORY))
+    cell = "series.iloc[0] = 9\nwide[7] = 1\nframe['a'].iloc[0], high[5], np.shares_memory(wide, high)"
+    assert (
+        ok(kernel.execute(f"%%spawn 2 -m forkserver\n{cell}")).result == "[0-1] (np.int64(0), np.float64(0.0), False)"
+    )
+
+
 def test_generics_of_pydantic(kernel: Kernel, method: str) -> None:
     """What has arrived is what ``Page[int]`` makes there: of the notebook's in a rank, of a rank's in the notebook."""
     pytest.importorskip("pydantic")
