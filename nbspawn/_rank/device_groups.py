@@ -23,13 +23,18 @@ def abort() -> None:
         backend.abort()
 
 
+def count() -> int:
+    """How many there are."""
+    return len(list(_backends()))
+
+
 def watched() -> bool:
     """Does NCCL's watchdog live, a thread of each group? It ends with an error of a call, or its timeout."""
     names = []
     for path in glob.glob("/proc/self/task/*/comm"):
         with suppress(OSError), open(path) as file:
             names.append(file.read().strip())
-    return names.count(_WATCHDOG) >= len(list(_backends()))
+    return names.count(_WATCHDOG) >= count()
 
 
 def _backends() -> Iterator[Any]:

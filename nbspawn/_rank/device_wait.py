@@ -34,11 +34,13 @@ class DeviceWait:
         self._since = self._changed = 0.0
         self._unended: flight_recorder.Unended | None = None
         self._earlier: flight_recorder.Unended = {}
-        self._watched, self._lost = False, 0.0
+        self._watched = 0
+        """So many groups have been seen with a watchdog each."""
+        self._lost: float | None = None
 
     def begin(self) -> None:
         """A command begins: what has not ended by now is of groups that were aborted."""
-        self._call = None
+        self._call, self._watched = None, 0
         self._earlier = flight_recorder.unended(device=True)
 
     def since(self, frame: FrameType, now: float, looked: float) -> float | None:
@@ -47,7 +49,9 @@ class DeviceWait:
         call = id(frame), frame.f_lasti
         if call != self._call:
             self._call, self._since, self._changed, self._unended = call, looked, looked, None
-            self._watched = False
+            self._lost = None
+            if self._watched != (groups := device_groups.count()) and device_groups.watched():
+                self._watched = groups
             return None
         if now - self._since < _STANDS or not kinds.in_use():
             return None
@@ -62,11 +66,14 @@ class DeviceWait:
         return self._changed
 
     def is_in_vain(self, now: float) -> bool:
-        """Of a rank that waits: has NCCL's watchdog ended meanwhile? It would have aborted the process, so that nobody
-        goes on with wrong numbers, but for TORCH_NCCL_RETHROW_CUDA_ERRORS (environment.py)."""
-        if device_groups.watched():
-            self._watched, self._lost = True, now
-        return self._watched and now - self._lost >= _LOST
+        """Of a rank that waits: has NCCL's watchdog ended? It would have aborted the process, so that nobody goes on
+        with wrong numbers, but for TORCH_NCCL_RETHROW_CUDA_ERRORS (environment.py). That it has lived is known from
+        before: it ends within a second, where it does not wait for its dump."""
+        if self._watched != device_groups.count() or device_groups.watched():
+            self._lost = None
+            return False
+        self._lost = now if self._lost is None else self._lost
+        return now - self._lost >= _LOST
 
 
 def _waits_for_something_else(frame: FrameType) -> bool:
