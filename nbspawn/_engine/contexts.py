@@ -89,13 +89,13 @@ class _ServerPopen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: Any) -> None:
         while True:
-            fork_server: Any = server.get()
+            fork_server = server.get()
             self._fds.clear()
             data = prepared(process_obj, popen=self)
             with server.not_while_forking:
                 if server.is_present(fork_server):  # else a thread has replaced it, and has closed what it needs
                     self.sentinel, writable = fork_server.connect_to_new_process(self._fds)
-                    alive = os.dup(fork_server._forkserver_alive_fd)
+                    alive = fork_server.keep_alive()
                     break
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
         # keeps the server alive until this process's exit code has been read: a server whose last client leaves

@@ -10,28 +10,25 @@ import atexit
 import logging
 import os
 import select
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
 
 from nbspawn._engine import inherited, interrupt_flag
 from nbspawn._engine.directories import OwnedDirectory
-from nbspawn._engine.guardian import started_at, stopped
-from nbspawn._engine.learned import TRAINING, Learned, changed_at
-from nbspawn._engine.multiprocessing_adapter import beginning_with, listening_at, prepared, starting
-from nbspawn._protocol.preload import PATH, Plan, Report
+from nbspawn._engine.guardian import stopped
+from nbspawn._engine.importer import Importer, Server
+from nbspawn._engine.learned import Learned, changed_at, is_for
+from nbspawn._protocol.preload import Plan, Report
 from nbspawn._rank import traced
 
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
-_MEMORY = 1024  # MB above which a server imports no more; on a small machine a quarter of its memory
+_MEMORY = 1024  # MB above which the importer imports no more; on a small machine a quarter of its memory
 _MEMORY_VARIABLE = "NBSPAWN_PRELOAD_MB"
 
 # What nbspawn or torchrun sets in each rank, whatever the server had: it may differ without being out of date.
@@ -41,9 +38,10 @@ _OF_RANKS = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "TORC
 class PrivateServer:
     """The fork server of this process, started and replaced in the background.
 
-    The first one has torch, and is there after a second. In a notebook it gives way to another one that has imported
-    what else ranks need (learned.py), and that to the next whenever ranks have reported more. One whose imports
-    looked at environment variables that have changed since, or at packages that were installed anew, serves no more.
+    The first one has torch, and is there after a second. In a notebook it gives way, stage by stage, to others that
+    have what else ranks need (learned.py), and these to more whenever ranks have reported some. All are forked by one
+    importer. If that looked at environment variables that have changed since, or at packages that were installed anew,
+    another one begins.
     """
 
     def __init__(self) -> None:
@@ -52,15 +50,18 @@ class PrivateServer:
         atexit.register(self._remove_directory)
 
     def _forget(self) -> None:
-        self._current: Any = None
-        self._planned: frozenset[str] = frozenset()
+        self._importer: Importer | None = None
+        self._current: Server | None = None
         self._installed_at: tuple[int, ...] = ()
+        self._planned: frozenset[str] = frozenset()
+        self._settled = True
         self._needed: tuple[str, ...] = ()
+        self._expected: frozenset[str] = frozenset()
+        self._stage: tuple[tuple[str, ...], float] = (), 0.0
         self._warming: threading.Thread | None = None
         self._everything = False
-        self._starting = 0
         self._replaced = threading.Condition()
-        self._retired: list[Any] = []
+        self._ending: list[Importer] = []
         self._failure = "it has not finished its imports"
         self._directory: OwnedDirectory | None = None
         self._made = 0
@@ -86,8 +87,12 @@ class PrivateServer:
 
     def out_of_date(self, environment: Mapping[str, str]) -> str:
         """Why the present server cannot serve ranks with this environment; '' if it can."""
-        if lost := _lost(self._current):
+        if self._current is not None and (lost := self._current.lost):
             return lost
+        return self._differs(environment)
+
+    def _differs(self, environment: Mapping[str, str]) -> str:
+        """From what the importer has seen."""
         if changed_at() != self._installed_at:
             return "packages have been installed"
         # An import that sets a variable has set it in the kernel, too, if that has imported the same.
@@ -96,11 +101,11 @@ class PrivateServer:
         return name and f"{name} has changed"
 
     def warm_up(self, modules: Iterable[str] = ()) -> None:
-        """Have a server soon, and then one that has imported these modules too, and all else that ranks are likely to
+        """Have a server soon, and then ones that have imported these modules too, and all else that ranks are likely to
         need; returns at once. The present one, if there is one, serves until its successor is ready."""
         self.learned.learn(modules)
         everything = memory_limit() > 0
-        if everything or self._current is None or _lost(self._current):
+        if everything or self._current is None or self._current.lost:
             self._begin(everything)
 
     def get(
@@ -108,7 +113,7 @@ class PrivateServer:
         modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         give_up: Callable[[], object] = bool,
-    ) -> forkserver.ForkServer:
+    ) -> Server:
         """The server; waits for one that has these modules and can serve ranks with this environment, about 1 s where
         there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` becomes true."""
         end = time.monotonic() + _START_SECONDS
@@ -116,13 +121,17 @@ class PrivateServer:
         self._needed += tuple(name for name in modules if name not in self._needed)
         while True:
             ended = not self.bringing_up  # asked first: it serves, and then it ends
-            if self._serves(environment):
-                break
             self.abandon_if_lost()
-            if (starting := self._starting) and stopped(starting):
-                _kill(starting)
+            with self._replaced:
+                current = self._current
+                outdated = environment is not None and bool(self._differs(environment))
+                if current is not None and not outdated and self._done.issuperset(self._needed):
+                    return current
+            importer = self._importer
+            if importer is not None and self._stage[1] and stopped(importer.pid):
+                importer.kill()
                 begun = False
-            if self._current is not None and not begun:
+            if current is not None and outdated and not begun:
                 self._cancel()  # what is being imported is not for these ranks
                 ended = True
             if ended:
@@ -130,24 +139,65 @@ class PrivateServer:
                     raise OSError(f"{self._failure} (python -m nbspawn shows more)")
                 begun = True
                 self._begin(everything=False, environment=environment)
-            with self._replaced:
-                self._replaced.wait(0.05)
-            if give_up():
-                raise KeyboardInterrupt
-            if time.monotonic() > end:
-                raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
-        return self._current  # type: ignore[no-any-return]
+            self._wait(end, give_up)
 
-    def is_present(self, server: forkserver.ForkServer) -> bool:
+    @property
+    def _done(self) -> frozenset[str]:
+        """What the present server has, as far as the importer can have it."""
+        return self._planned.difference(self._stage[0])
+
+    def _wait(self, end: float, give_up: Callable[[], object]) -> None:
+        """For a moment, or for the next server."""
+        with self._replaced:
+            self._replaced.wait(0.05)
+        if give_up():
+            raise KeyboardInterrupt
+        if time.monotonic() > end:
+            raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
+
+    def wait_for(self, modules: Collection[str], nprocs: int, give_up: Callable[[], object] = bool) -> str:
+        """So many ranks will import these ``modules``. Wait for a server that has them, if it is there sooner than the
+        ranks would be done with that. Returns what it has waited for. Errors as in ``get``."""
+        with self._replaced:
+            self.learned.load()
+            self.learned.use(modules)
+            self._expected = frozenset(modules)
+        end = time.monotonic() + _START_SECONDS
+        waited = ""
+        while True:
+            with self._replaced:
+                coming = self._coming_soon(nprocs)
+            if not coming:
+                return waited
+            waited = waited or coming
+            self._wait(end, give_up)
+
+    def _coming_soon(self, nprocs: int) -> str:
+        if not self._everything or not self.bringing_up:
+            return ""
+        stage, began = self._stage
+        trusted = frozenset(self.learned.trusted)
+        if not trusted.issuperset(stage):
+            return ""  # a trial takes as long as the import, or longer
+        left = max(0.0, self.learned.estimate(stage) - (time.monotonic() - began)) if began else 0.0
+        stages = self.learned.stages(self._done | self.report.modules)
+        expected = [one for one in stages if is_for(one, self._expected) and trusted.issuperset(one)]
+        later = sum(self.learned.estimate(one) for one in expected if not set(one) & set(stage))
+        by_themselves = sum(map(self.learned.estimate, expected)) * max(1.0, nprocs / (os.cpu_count() or 1))
+        if left + later > by_themselves:
+            return ""
+        names = (next(name for name in one if is_for([name], self._expected)) for one in expected)
+        return " and ".join(name if name in self._expected else name.partition(".")[0] for name in names)
+
+    def is_present(self, server: Server) -> bool:
         """Has no other taken its place? While ``not_while_forking`` is held, its descriptors are then open."""
         return server is self._current
 
     def stop(self) -> None:
         """End the server. Ranks that it has forked live on."""
         self._cancel()
-        old, self._current, self._planned = self._current, None, frozenset()
-        if old is not None:
-            self._retire(old)
+        self._let_go_of_importer()
+        self._replace(None)
         self._remove_directory()
 
     def abandon(self) -> None:
@@ -157,141 +207,117 @@ class PrivateServer:
 
     def abandon_if_lost(self) -> None:
         """The present server was killed, stopped, or cannot be reached."""
-        if self._current is not None and (lost := _lost(self._current)):
+        if self._current is not None and (lost := self._current.lost):
             self._give_up_current(lost)
 
     def _give_up_current(self, why: str) -> None:
         _log.warning("the fork server is given up: %s", why)
-        old, self._current, self._planned = self._current, None, frozenset()
-        if started_at(old._forkserver_pid):
-            os.kill(old._forkserver_pid, signal.SIGKILL)
-        self._retire(old)
+        assert self._current is not None
+        self._current.kill()
+        self._replace(None)
+
+    def _replace(self, fresh: Server | None) -> None:
+        old, self._current = self._current, fresh
+        if old is not None:
+            with self.not_while_forking:  # a rank is just being started from it
+                old.let_go()
 
     def _cancel(self) -> None:
-        """Start no successor now."""
+        """Import nothing more now."""
         self._everything = False
-        if starting := self._starting:  # the thread that starts it may set that to 0 meanwhile
-            _kill(starting)
-        warming = self._warming
-        if warming is not None:
-            warming.join()
-
-    def _serves(self, environment: Mapping[str, str] | None) -> bool:
-        if self._current is None or not self._planned.issuperset(self._needed) or _lost(self._current):
-            return False
-        return environment is None or not self.out_of_date(environment)
+        while (warming := self._warming) is not None and warming.is_alive():
+            importer = self._importer
+            if importer is not None and self._stage[1]:
+                importer.kill()
+            warming.join(0.05)
 
     def _begin(self, everything: bool, environment: Mapping[str, str] | None = None) -> None:
         with self._replaced:
             self._everything = self._everything or everything
             if self.bringing_up:
                 return
-            if self._current is not None and everything and not self._missing():
-                return
-            self._retired = [old for old in self._retired if not _has_ended(old)]
+            self._ending = [old for old in self._ending if not old.has_ended()]
             if self._directory is None or not self._directory.exists():
                 self._remove_directory()
                 self._directory = OwnedDirectory("server")
-            self._warming = traced.thread(self._bring_up, "nbspawn-warm-up", (everything, environment))
+            if self._current is not None and everything and self._next_stage() is None:
+                return
+            self._warming = traced.thread(self._bring_up, "nbspawn-warm-up", [environment])
             self._warming.start()
 
-    def _bring_up(self, everything: bool, environment: Mapping[str, str] | None) -> None:
-        """In a thread of its own: the first server, for whoever waits; then the one that has more."""
-        if self._current is None or not everything:
-            if not self._replace(self._needed, environment):
-                return
-        while self._more_is_wanted():
-            if not self._replace((*self._needed, *self.learned.wanted)):
-                return
-            self.learned.tried.update(dict.fromkeys(self.report.imported))
-            self.learned.refused.update(self.report.refused)
-            self.learned.save()
-
-    def _more_is_wanted(self) -> bool:
-        """If not, the thread is done, and whoever wants more from now on starts another one."""
-        with self._replaced:
-            if self._everything:
-                self.learned.load()
-                if self._missing():
-                    return True
-            self._everything, self._warming = False, None
-            return False
-
-    def _missing(self) -> set[str]:
-        return {*self._needed, *self.learned.wanted} - self._planned - self.report.modules
-
-    def _replace(self, modules: tuple[str, ...], environment: Mapping[str, str] | None = None) -> bool:
-        shell = self.for_cells or "IPython" in sys.modules
-        trusted = (*self._needed, *TRAINING, *self.learned.tried)
-        installed_at = changed_at()
-        theirs = dict(os.environ if environment is None else environment)
-        fresh = self._start(Plan(modules, trusted, memory_limit(), theirs, shell))
-        if fresh is None:
-            return False
-        old, self._current = self._current, fresh
-        self._planned, self._installed_at = frozenset(modules), installed_at
-        if old is not None:
-            self._retire(old)
-        with self._replaced:
-            self._replaced.notify_all()
-        return True
-
-    def _start(self, plan: Plan) -> Any:
-        assert self._directory is not None
-        self._made += 1
-        written = self._directory.path / f"plan-{self._made}"
-        fresh: Any = forkserver.ForkServer()  # typeshed knows neither its private parts nor Popen's
-        fresh.set_forkserver_preload(["nbspawn._rank.preload"])
-        # multiprocessing's own directory for sockets is left behind when the kernel is killed; ours is not.
-        address = os.fspath(self._directory.path / f"server-{self._made}")
+    def _bring_up(self, environment: Mapping[str, str] | None) -> None:
+        """In a thread of its own: a server for whoever waits; then those that have more."""
         try:
-            plan.write(written)
-            with self.not_while_forking, starting(), listening_at(address), traced.not_in_children():
-                with beginning_with("os.setpgid(0, 0)"):
-                    resource_tracker.ensure_running()  # before the mask, which it would lift
-                # A press of Stop during the imports would end the server: it ignores SIGINT only afterwards. The
-                # mask is inherited; ranks lift it (_rank/process.py).
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                try:
-                    with beginning_with(f"os.setpgid(0, 0); os.environ[{PATH!r}] = {os.fspath(written)!r}"):
-                        fresh.ensure_running()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        except OSError as error:
-            self._failure = str(error)
-            return None
-        inherited.close_after_fork(fresh._forkserver_alive_fd)
-        self._starting = fresh._forkserver_pid
-        try:
-            self._wait_until_it_answers(fresh)
-            self.report = Report.of(written)
-            return fresh
+            if self._importer is None or self._importer.has_ended() or self._differs(environment or os.environ):
+                self._start_importer()
+                self._carry_out(self._needed, environment or os.environ)
+            elif self._current is None:
+                self._carry_out(())
+            while (stage := self._one_more_stage()) is not None:
+                self._carry_out(stage, settle=not stage)
+                self.learned.note(self.report)
+                self.learned.save()
         except (OSError, EOFError) as error:
             self._failure = f"it ended during its imports ({error})" if str(error) else "it ended during its imports"
-            inherited.close(fresh._forkserver_alive_fd)
-            with suppress(ChildProcessError):
-                os.waitpid(fresh._forkserver_pid, 0)
+            self._let_go_of_importer()
+            self._stage = (), 0.0
+
+    def _one_more_stage(self) -> tuple[str, ...] | None:
+        """If None, the thread is done, and whoever wants more from now on starts another one."""
+        with self._replaced:
+            stage = self._next_stage()
+            if stage is None:
+                self._everything, self._warming = False, None
+            return stage
+
+    def _next_stage(self) -> tuple[str, ...] | None:
+        """What to import next; an empty one to have the last server tidied up."""
+        if needed := tuple(name for name in self._needed if name not in self._planned):
+            return needed
+        if not self._everything:
             return None
-        finally:
-            self._starting = 0
+        self.learned.load()
+        stages = self.learned.stages(self._planned | self.report.modules)
+        expected = [stage for stage in stages if is_for(stage, self._expected)]
+        if found := expected or stages:
+            return found[0]
+        return None if self._settled else ()
 
-    def _wait_until_it_answers(self, fresh: Any) -> None:
-        """It listens from the start but answers only after its imports: it is sent an empty process, and waited for."""
-        data = prepared(context.Process(target=os.getpid), popen=fresh)
+    def _start_importer(self) -> None:
+        self._let_go_of_importer()
+        self._installed_at, self._planned, self._settled = changed_at(), frozenset(), True
         with self.not_while_forking:
-            readable, writable = fresh.connect_to_new_process([])
-        try:
-            write_all(writable, data)
-            for _ in ("pid", "exit code"):
-                forkserver.read_signed(readable)
-        finally:
-            os.close(readable)
+            self._importer = Importer()
 
-    def _retire(self, old: Any) -> None:
-        """It ends by itself when the last rank that it forked is done with; see contexts.py."""
-        with self.not_while_forking:  # a rank is just being started from it
-            inherited.close(old._forkserver_alive_fd)
-        self._retired.append(old)
+    def _let_go_of_importer(self) -> None:
+        if self._importer is not None:
+            self._importer.let_go()
+            self._ending.append(self._importer)
+            self._importer = None
+
+    def _carry_out(
+        self, stage: tuple[str, ...], environment: Mapping[str, str] | None = None, settle: bool = False
+    ) -> None:
+        """Import this, and have a server that has it. ``environment`` is a new importer's."""
+        assert self._importer is not None and self._directory is not None
+        self._planned |= frozenset(stage)
+        self._stage = stage, time.monotonic()
+        self._made += 1
+        plan = Plan(
+            os.fspath(self._directory.path / f"server-{self._made}"),
+            stage,
+            (*self._needed, *self.learned.trusted),
+            memory_limit(),
+            None if environment is None else dict(environment),
+            shell=self.for_cells or "IPython" in sys.modules,
+            settle=settle,
+        )
+        report, fresh = self._importer.carry_out(plan)
+        with self._replaced:
+            self._replace(fresh)
+            self.report, self._stage = report, ((), 0.0)
+            self._settled = settle or (self._settled and not stage)
+            self._replaced.notify_all()
 
     def _remove_directory(self) -> None:
         if self._directory is not None:
@@ -307,20 +333,6 @@ def memory_limit() -> int:
     with suppress(OSError, ValueError):  # no such file; "max"
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()) // 4)
     return min(sizes)
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _lost(server: Any) -> str:
-    """What has happened to this server that it cannot serve; '' if nothing is known of that."""
-    if not started_at(server._forkserver_pid):
-        return "it has been killed"
-    if stopped(server._forkserver_pid):
-        return "it has been stopped"
-    return "" if os.path.exists(server._forkserver_address) else "its directory has been deleted"
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -341,15 +353,6 @@ def write_all(fd: int, data: bytes) -> None:
                 select.select([], [fd], [], 0.05)
     finally:
         os.close(fd)
-
-
-def _has_ended(old: Any) -> bool:
-    with suppress(ChildProcessError):  # whoever waits for any child of this process may have been faster
-        if os.waitpid(old._forkserver_pid, os.WNOHANG)[0] == 0:
-            return False
-    if os.path.exists(old._forkserver_address):
-        os.unlink(old._forkserver_address)
-    return True
 
 
 server = PrivateServer()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
-from nbspawn._payload import packing
+from nbspawn._payload import imported, packing
 from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn.errors import PayloadError, StartError, interrupted
@@ -35,6 +35,11 @@ class FunctionJob:
     def title(self) -> str:
         """The name in messages."""
         return f"{getattr(self.fn, '__name__', 'a function')}()"
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Which it will import, beside those of what it is sent."""
+        return frozenset()
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -93,6 +98,11 @@ class CellJob:
     def names(self) -> Mapping[str, str]:
         """IPython's names for the notebook's cells, by file name."""
         return self.command.names
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Which it will import, beside those of what it is sent."""
+        return imported.by_source(self.command.transformed, self.command.flags)
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag |
         kinds.named(options.accelerator),
         {**os.environ, **options.env},
         bool if interrupted is None else lambda: interrupted.count,
+        job.modules,
+        int(options.nprocs),
     )
 
 

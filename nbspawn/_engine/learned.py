@@ -16,13 +16,15 @@ import stat
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nbspawn._protocol.preload import Report
+
 # Imported by torch's DistributedDataParallel, fully_shard, optimizers, DTensor, pipelines and checkpoints at their
-# first use: 2.5 s in each rank, nearly all of it for torch._dynamo.
+# first use: 2.5 s in each rank, most of it for torch._dynamo, which alone serves most cells.
 TRAINING = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -40,23 +42,41 @@ _MOST = 10_000  # modules
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
+_STAGE = 1.0  # seconds that the imports of a stage take at least, if there are so many; and where nobody knows
+
+
 class Learned:
-    """``modules`` are those that ranks or the notebook have imported, ``tried`` those that are safe to preload,
-    ``refused`` maps others to the reason why they are not."""
+    """``modules`` are those that ranks or the notebook have imported, ``tried`` those that are safe to preload, each
+    with the seconds that it took, ``refused`` maps others to the reason why they are not. ``uses`` counts the kernels
+    whose ranks needed a package."""
 
     def __init__(self) -> None:
         self.modules: dict[str, None] = {}
-        self.tried: dict[str, None] = {}
+        self.tried: dict[str, float] = {}
         self.refused: dict[str, str] = {}
+        self.uses: dict[str, int] = {}
+        self._used: set[str] = set()
         self._loaded = False
+        self._saved: dict[str, Any] = {}
 
     def learn(self, modules: Iterable[str]) -> None:
         """Add modules that a rank or the notebook has imported."""
         for name in modules:
-            if name.partition(".")[0] in _NEVER:
-                self.refused[name.partition(".")[0]] = "its threads do not survive a fork"
+            if _package(name) in _NEVER:
+                self.refused[_package(name)] = "its threads do not survive a fork"
             elif len(self.modules) < _MOST:
                 self.modules.setdefault(name)
+
+    def use(self, modules: Iterable[str]) -> None:
+        """Ranks of this kernel will import these."""
+        for package in set(map(_package, modules)) - self._used:
+            self._used.add(package)
+            self.uses[package] = self.uses.get(package, 0) + 1
+
+    def note(self, report: Report) -> None:
+        """Add what the importer has found out."""
+        self.tried.update(report.imported)
+        self.refused.update(report.refused)
 
     def load(self) -> None:
         """Add what earlier kernels saved. A file that is damaged, or owned by another user, is ignored."""
@@ -66,18 +86,24 @@ class Learned:
         file = path()
         found = _read(file) if file is not None else {}
         if found.get("environment") == environment():
-            self.tried.update(dict.fromkeys(_names(found.get("modules"))))
-            refused = found.get("refused")
-            if isinstance(refused, dict):
-                named = {name: why for name, why in refused.items() if _NAME.fullmatch(name) and isinstance(why, str)}
-                self.refused.update(dict(list(named.items())[:_MOST]))
+            self.tried.update(_named(found, "modules", float))
+            self.refused.update(_named(found, "refused", str))
+            for package, count in _named(found, "uses", int).items():
+                self.uses[package] = self.uses.get(package, 0) + count
 
     def save(self) -> None:
         """Save for the next kernel; does nothing if the disk is full or the directory not writable."""
-        known = {"environment": environment(), "modules": list(self.tried)[:_MOST], "refused": self.refused}
+        packages = set(map(_package, self.tried))
+        known = {
+            "environment": environment(),
+            "modules": dict(list(self.tried.items())[:_MOST]),
+            "refused": dict(self.refused),
+            "uses": {package: count for package, count in self.uses.items() if package in packages},
+        }
         target = path()
-        if target is None:
+        if target is None or known == self._saved:
             return
+        self._saved = known
         with suppress(OSError):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd, made = tempfile.mkstemp(dir=target.parent, prefix=target.name)
@@ -89,10 +115,44 @@ class Learned:
                 os.unlink(made)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """The modules to preload, most useful first: memory may not suffice for all."""
-        names = (*TRAINING, *self.modules, *self.tried)
-        return tuple(name for name in dict.fromkeys(names) if name not in self.refused)
+    def trusted(self) -> tuple[str, ...]:
+        """The modules that need no trial."""
+        return (*TRAINING, *self.tried)
+
+    def stages(self, done: Collection[str]) -> list[tuple[str, ...]]:
+        """The modules to preload, without those that are ``done``: torch's own, then whole packages, those first of
+        which most use is expected in a second of importing. What is still to be tried comes last."""
+        wanted = [name for name in {**self.tried, **self.modules} if name not in self.refused and name not in done]
+        packages: dict[str, list[str]] = {}
+        for name in wanted:
+            if name in self.tried and name not in TRAINING:
+                packages.setdefault(_package(name), []).append(name)
+        missing = [name for name in TRAINING if name not in self.refused and name not in done]
+        stages = [
+            [name for name in missing if name == TRAINING[0]],
+            [name for name in missing if name != TRAINING[0]],
+            [],
+        ]
+        for package in sorted(packages, key=lambda one: -self.uses.get(one, 0) / self.estimate(packages[one])):
+            if stages[-1] and self.estimate(stages[-1]) >= _STAGE:
+                stages.append([])
+            stages[-1] += packages[package]
+        stages.append([name for name in wanted if name not in self.tried and name not in TRAINING])
+        return [tuple(stage) for stage in stages if stage]
+
+    def estimate(self, stage: Iterable[str]) -> float:
+        """The seconds that it takes to import these modules."""
+        return sum(self.tried.get(name, 0.0) for name in stage) or _STAGE
+
+
+def is_for(stage: Iterable[str], modules: Collection[str]) -> bool:
+    """Does it bring what those who import these ``modules`` need? Of another package than torch, that is all of it."""
+    packages = set(map(_package, modules)) - {"torch"}
+    return any(name in modules or _package(name) in packages for name in stage)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def path() -> Path | None:
@@ -145,6 +205,8 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _names(found: object) -> list[str]:
-    names = found if isinstance(found, list) else []
-    return [name for name in names if isinstance(name, str) and _NAME.fullmatch(name)][:_MOST]
+def _named(found: dict[str, Any], key: str, kind: type) -> dict[str, Any]:
+    """The entries of a mapping that have a name, and a value of this kind."""
+    entries = found.get(key)
+    entries = list(entries.items())[:_MOST] if isinstance(entries, dict) else []
+    return {name: value for name, value in entries if isinstance(value, kind) and _NAME.fullmatch(name)}

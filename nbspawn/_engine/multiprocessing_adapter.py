@@ -9,9 +9,9 @@ import io
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, context, forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing import context, reduction, resource_tracker, spawn, util
 from typing import Any
 
 
@@ -47,52 +47,29 @@ def prepared(process: Any, popen: Any) -> bytes:
 
 
 @contextmanager
-def listening_at(address: str) -> Iterator[None]:
-    """Have a fork server that is started meanwhile listen at this path."""
-    with _replaced(connection, "arbitrary_address", lambda family: address, users=(forkserver,)):
-        yield
-
-
-@contextmanager
-def beginning_with(statements: str) -> Iterator[None]:
-    """Have multiprocessing's two helpers, the fork server and the resource tracker, run ``statements`` first of all:
-    they leave the kernel's process group. They import nothing from the notebook's folder, where a user may have a
-    ``queue.py`` (``python -c`` has that folder first in its path).
+def in_own_group() -> Iterator[None]:
+    """Have multiprocessing's resource tracker, if it is started meanwhile, leave the kernel's process group first of
+    all. It imports nothing from the notebook's folder, where a user may have a ``queue.py`` (``python -c`` has that
+    folder first in its path).
 
     At its shutdown ipykernel sends SIGTERM to all of its group and waits for them to end. The resource tracker ignores
-    SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. Both helpers end by
-    themselves when the kernel has gone.
+    SIGTERM, so every restart would take 2.5 s longer, at the end of which the kernel is killed. It ends by itself when
+    the kernel has gone.
+
+    All else that starts processes, and what other threads start, is left alone: meanwhile the user's own code may do
+    that.
     """
+    original, here = util.spawnv_passfds, threading.get_ident()
 
     def start(path: bytes, arguments: list[str], fds: list[int]) -> int:
-        *options, code = arguments
-        begin = f"import sys; sys.path[:1] = []; import os; {statements}"
-        return util.spawnv_passfds(path, [*options, f"{begin}; {code}"], fds)
+        if threading.get_ident() == here:
+            *options, code = arguments
+            arguments = [*options, f"import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); {code}"]
+        return original(path, arguments, fds)
 
-    with _replaced(util, "spawnv_passfds", start, users=(forkserver, resource_tracker)):
-        yield
-
-
-@contextmanager
-def _replaced(
-    module: types.ModuleType, function: str, replacement: Callable[..., Any], users: Sequence[Any]
-) -> Iterator[None]:
-    """Have other modules (``users``) find ``replacement`` in ``module``, in this thread.
-
-    All else that they find there, and what other threads find, stays as it is: meanwhile the user's own code may start
-    multiprocessing's fork server, or connect to it.
-    """
-    original, here = getattr(module, function), threading.get_ident()
-
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (replacement if threading.get_ident() == here else original)(*args, **kwargs)
-
-    name = module.__name__.rpartition(".")[2]
-    stand_in = types.SimpleNamespace(**{**vars(module), function: chosen})
-    for user in users:
-        setattr(user, name, stand_in)
+    tracker: Any = resource_tracker
+    tracker.util = types.SimpleNamespace(**{**vars(util), "spawnv_passfds": start})
     try:
         yield
     finally:
-        for user in users:
-            setattr(user, name, module)
+        tracker.util = util

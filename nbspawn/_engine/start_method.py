@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nbspawn._accelerators.accelerator import Accelerator
@@ -11,6 +12,7 @@ from nbspawn._accelerators.kinds import CPU
 from nbspawn._engine.contexts import FORKSERVER, SPAWN
 from nbspawn._engine.fork_safety import fork_hazards, poisoned_runtimes, probe_if_changed, stranded, unsafe_to_fork
 from nbspawn._engine.forkserver import server
+from nbspawn._payload import imported
 from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._payload.packing import Packed
 from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
@@ -50,11 +52,14 @@ def choose(
     accelerator: Accelerator = CPU,
     environment: Mapping[str, str] | None = None,
     give_up: Callable[[], object] = bool,
+    modules: frozenset[str] = frozenset(),
+    nprocs: int = 1,
 ) -> Start:
     """Choose the method, and pack the job unless the method is fork. ``kind`` is the kind of the job, ``variables`` are
-    what it uses. ``accelerator`` and ``environment`` are the ranks'. By default a job that can be packed uses the fork
-    server, whether the server is ready or not: the behaviour of a cell must not depend on when it runs. This function
-    waits for the server's start, until ``give_up`` returns True: then it raises KeyboardInterrupt.
+    what it uses, ``modules`` what it imports besides. ``accelerator`` and ``environment`` are the ranks'. By default a
+    job that can be packed uses the fork server, whether the server is ready or not: the behaviour of a cell must not
+    depend on when it runs. This function waits for the server's start, and for modules that it is about to have, until
+    ``give_up`` returns True: then it raises KeyboardInterrupt.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot be packed and fork is not safe
     either, UsageError for an unknown method.
@@ -68,22 +73,22 @@ def choose(
         return Start("spawn", "as you asked", pack())
     if requested == "auto" and accelerator.only_spawn:
         return Start("spawn", accelerator.only_spawn, pack(), news=True)
-    needed = accelerator.packages
-    if requested == "forkserver":
-        waited = _wait_for_server(needed, environment, give_up)
-        return Start("forkserver", waited or "as you asked", pack(), bool(waited))
     try:
         packed = pack()
     except PayloadError as stuck:
+        if requested == "forkserver":
+            raise
         return fork_instead(stuck, variables)
     try:
-        waited = _wait_for_server(needed, environment, give_up)
+        waited = _wait_for_server(accelerator.packages, environment, give_up)
+        waited = _wait_for_imports(imported.with_late(packed.modules | modules), nprocs, give_up) or waited
     except BaseException as failure:
         packed.close()
-        if isinstance(failure, StartError):
+        if requested == "auto" and isinstance(failure, StartError):
             return fork_instead(failure, variables)
         raise
-    return Start("forkserver", waited or f"everything that the {kind} uses can travel", packed, bool(waited))
+    usual = "as you asked" if requested == "forkserver" else f"everything that the {kind} uses can travel"
+    return Start("forkserver", waited or usual, packed, bool(waited))
 
 
 def _wait_for_server(
@@ -92,16 +97,31 @@ def _wait_for_server(
     """Wait for the server; returns a text about the wait, '' if it was short."""
     began = time.monotonic()
     outdated = server.warm and environment is not None and server.out_of_date(environment)
-    try:
+    with _as_errors_of_a_run():
         server.get(needed, environment, give_up)
-    except KeyboardInterrupt:
-        raise interrupted((), "no ranks have been started") from None
-    except OSError as failure:
-        raise StartError(f"the fork server cannot start: {failure}") from None
     passed = time.monotonic() - began
     if passed <= _WORTH_REPORTING:
         return ""
     return f"waited {passed:.1f} s for it to {f'start again, since {outdated}' if outdated else 'start'}"
+
+
+def _wait_for_imports(modules: Collection[str], nprocs: int, give_up: Callable[[], object]) -> str:
+    """The same for what these ranks will import."""
+    began = time.monotonic()
+    with _as_errors_of_a_run():
+        waited_for = server.wait_for(modules, nprocs, give_up)
+    passed = time.monotonic() - began
+    return f"waited {passed:.1f} s while it imported {waited_for} for all ranks" if passed > _WORTH_REPORTING else ""
+
+
+@contextmanager
+def _as_errors_of_a_run() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise interrupted((), "no ranks have been started") from None
+    except OSError as failure:
+        raise StartError(f"the fork server cannot start: {failure}") from None
 
 
 def _refuse_unsafe_fork(variables: Mapping[str, object]) -> None:

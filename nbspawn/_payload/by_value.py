@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._payload import annotated, classes, cloudpickle_adapter, definitions, importable, mentioned
+from nbspawn._payload import annotated, classes, cloudpickle_adapter, definitions, importable, imported, mentioned
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
 from nbspawn._protocol.garbage import uncollected
 
@@ -39,6 +39,8 @@ class ByValue:
         """And words in strings within these."""
         self._sent: set[str] = set()
         self._not_to_be_imported: list[str] = []
+        self.modules: set[str] = set()
+        """Which are imported when this is loaded, or run."""
 
     def dump(self, obj: object, sink: Sink) -> None:
         """Raises whatever a part of ``obj`` raises when it is pickled."""
@@ -96,6 +98,7 @@ class ByValue:
         if function.__globals__ is not self._namespace:
             return reduced
         self._note_annotations(function)
+        self.modules.update(imported.by_code(function.__code__))
         if along := mentioned.in_function(function):
             make, args, (attributes, slots), *rest = reduced
             slots = {**slots, "__globals__": {**along, **slots["__globals__"]}}
@@ -112,10 +115,13 @@ class ByValue:
         self._look_for_module(module.__name__)
         return NotImplemented
 
-    def _look_for_module(self, name: str) -> None:
-        """Have what is in it travel by value, if the other process does not find it by its name."""
-        if self._digest is None and not importable.is_importable(name):
-            self._not_to_be_imported += cloudpickle_adapter.pickle_by_value(name)
+    def _look_for_module(self, name: Any) -> None:
+        """Have what is in it travel by value, if the other process does not find it by its name. (A ``__module__`` may
+        be anything.)"""
+        if self._digest is None and type(name) is str:
+            self.modules.add(name)
+            if not importable.is_importable(name):
+                self._not_to_be_imported += cloudpickle_adapter.pickle_by_value(name)
 
     def _definition(self, obj: Any) -> Any:
         self._look_for_module(obj.__module__)

@@ -19,12 +19,19 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 def is_importable(name: str) -> bool:
     """True as well for what has no source file, and for what there is no module of that name: others know better."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py") or not os.path.isabs(file) or file.startswith(_LIBRARIES):
+    file = own_file(name)
+    if not file:
         return True
     with suppress(OSError):  # a working directory that has been deleted
         return _is_found(name, file, tuple(sys.path), os.getcwd())
     return True
+
+
+def own_file(name: str) -> str:
+    """The source file of an imported module that is not installed, but the user's own; '' of any other."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    own = isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and not file.startswith(_LIBRARIES)
+    return file if own else ""  # type: ignore[return-value]
 
 
 @functools.lru_cache(1000)

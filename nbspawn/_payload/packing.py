@@ -42,7 +42,8 @@ class Packed:
 
     Send ``sizes`` (bytes: of the pickle stream, then of each large buffer) in a message, ``fds`` as descriptors travel,
     and ``spawn_arguments`` as an argument of the process. ``fill`` it, best while ranks start: they wait. Keep it open
-    until every rank has it; the spawn arguments must live as long as the ranks use them.
+    until every rank has it; the spawn arguments must live as long as the ranks use them. ``modules`` are those that a
+    rank imports for it.
     """
 
     left_out: frozenset[str] = frozenset()
@@ -52,6 +53,7 @@ class Packed:
         self.sizes = tuple(part.nbytes for part in (head, *pickler.buffers))
         self.fds = shared_memory.empty_files(sum(self.sizes))
         self.spawn_arguments = tuple(pickler.spawn_arguments)
+        self.modules = frozenset(pickler.modules)
         self._to_write: list[shared_memory.Large] | None = [head, *pickler.buffers]
 
     def fill(self, give_up: Callable[[], object] = lambda: False) -> None:

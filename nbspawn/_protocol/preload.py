@@ -1,57 +1,67 @@
-"""What the fork server should import, and its report about that.
+"""What the importer should import, and its report about that.
 
-The kernel writes a ``Plan`` to a file in its private directory and passes the path in the environment; the server
-writes a ``Report`` to a second file. Both are JSON.
+The kernel sends a ``Plan``, the importer (_rank/preload.py) a ``Report``: each a line of JSON, on a socket that the two
+share.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-
-PATH = "NBSPAWN_PLAN"
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``modules`` are imported in this order, each if a trial shows that it is safe; those in ``trusted`` without one.
-    No more are imported once the server's resident memory is above ``memory`` bytes. ``environment`` is that of the
-    ranks, as far as it is known. ``shell``: create IPython's shell, too."""
+    """One stage: ``modules`` are imported in this order, each if a trial shows that it is safe; those in ``trusted``
+    without one. No more are imported once the process's resident memory is above ``memory`` bytes. ``shell``: create
+    IPython's shell, too. ``settle``: tidy up, which takes a second and makes every fork faster.
 
+    Then a fork server that has all of it listens at ``address``. ``environment`` is that of the ranks, as far as it is
+    known: of the first plan; the later ones have none."""
+
+    address: str
     modules: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
     memory: int = 0
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
     shell: bool = False
+    settle: bool = False
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+    def line(self) -> bytes:
+        """For the importer."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> Plan:
+        """In the importer."""
+        return cls(**json.loads(line))
 
 
 @dataclass
 class Report:
-    """``modules`` are all installed modules that were imported, with their dependencies; ``imported`` are those that
-    the plan names. ``refused`` maps others to the reason, ``skipped`` are those for which memory did not suffice.
-    ``memory`` is the server's resident bytes. ``read`` maps the environment variables that were read meanwhile to their
-    values before and after (None: not set)."""
+    """About all stages so far. ``modules`` are all installed modules that were imported, with their dependencies;
+    ``imported`` are those that the plans name, with the seconds that each took. ``refused`` maps others to the reason,
+    ``skipped`` are those for which memory did not suffice. ``memory`` is the process's resident bytes. ``read`` maps
+    the environment variables that were read meanwhile to their values before and after (None: not set). ``pid`` is the
+    new fork server's, ``key`` what a client proves to know (in hexadecimal digits; from Python 3.14 on)."""
 
     modules: frozenset[str] = frozenset()
-    imported: tuple[str, ...] = ()
+    imported: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     memory: int = 0
     read: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    pid: int = 0
+    key: str = ""
+
+    def line(self) -> bytes:
+        """For the kernel."""
+        return json.dumps({**asdict(self), "modules": sorted(self.modules)}).encode() + b"\n"
 
     @classmethod
-    def of(cls, path: Path) -> Report:
-        """In the kernel: read the report, and remove both files. Raises OSError if there is no report."""
-        answer = answer_to(path)
-        found = json.loads(answer.read_text())
-        for file in (path, answer):
-            file.unlink()
+    def of(cls, line: bytes) -> Report:
+        """In the kernel."""
+        found: dict[str, Any] = json.loads(line)
         return cls(**{**found, "modules": frozenset(found["modules"])})
-
-
-def answer_to(path: Path) -> Path:
-    return path.with_suffix(".report")

@@ -1,60 +1,26 @@
-"""In the fork server: reads the plan of what to import, carries it out, and writes a report."""
+"""In the importer: imports what a plan names, and notes what came of it."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import itertools
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from nbspawn._protocol.preload import PATH, Plan, Report, answer_to
+from nbspawn._protocol.preload import Plan, Report
 from nbspawn._rank import imports, trial
 
 
-def load() -> Plan:
-    """Read the plan, and remove its path from the environment, which ranks inherit."""
-    global _path
-    _path = Path(os.environ.pop(PATH))
-    given: dict[str, Any] = json.loads(_path.read_text())
-    # The inherited environment may differ: native code (readline) sets variables that are not in the kernel's
-    # os.environ.
-    for name in os.environ.keys() - given["environment"].keys():
+def adopt(environment: Mapping[str, str]) -> None:
+    """Make it this process's. The inherited one may differ: native code (readline) sets variables that are not in the
+    kernel's ``os.environ``."""
+    for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    os.environ.update(given["environment"])
-    return Plan(**given)
-
-
-_path = Path()
-
-
-def carry_out(plan: Plan) -> Report:
-    """Import the modules of the plan."""
-    report = Report()
-    before = set(sys.modules)
-    own = list(sys.path)
-    # Not from the folder in which the kernel was started: its modules are the user's.
-    sys.path[:] = [folder for folder in own if os.path.abspath(folder) != os.getcwd()]
-    for trusted, names in itertools.groupby(plan.modules, lambda name: name in plan.trusted):
-        left = _left(names, report)
-        while left:
-            found = None if trusted else trial.first_refused(left)
-            safe = left.index(found[0]) if found else len(left)
-            _import(left[:safe], plan.memory, report)
-            if found:
-                report.refused[found[0]] = found[1]
-            left = _left(left[safe + 1 :], report)
-    sys.path[:] = own
-    report.modules = frozenset(imports.installed(sys.modules.keys() - before))
-    gc.collect()
-    report.memory = resident()
-    return report
+    os.environ.update(environment)
 
 
 def _import(modules: Sequence[str], memory: int, report: Report) -> None:
@@ -65,9 +31,10 @@ def _import(modules: Sequence[str], memory: int, report: Report) -> None:
         if resident() > memory:
             report.skipped += (name,)
             continue
+        began = time.monotonic()
         try:
             importlib.import_module(name)
-            report.imported += (name,)
+            report.imported[name] = time.monotonic() - began
         except Exception as error:
             report.refused[name] = trial.failed(error)
 
@@ -82,11 +49,6 @@ def _left(modules: Iterable[str], report: Report) -> list[str]:
             if top in sys.modules or imports.is_installed(top):
                 left.append(name)
     return left
-
-
-def write(report: Report) -> None:
-    """Write the report for the kernel."""
-    answer_to(_path).write_text(json.dumps({**asdict(report), "modules": sorted(report.modules)}))
 
 
 def resident() -> int:
@@ -104,34 +66,68 @@ _READ_BY_NATIVE_CODE = (  # once, when the interpreter or torch's libraries star
 )
 
 
-@contextmanager
-def recording() -> Iterator[dict[str, tuple[str | None, str | None]]]:
-    """Record which environment variables are read while modules are imported. What the modules derive from them must
-    not be copied into a rank with other values. (Not recorded: iterations over all variables, and reads by native code
-    but for those of Python's and torch's that are known.)"""
-    names = set(_READ_BY_NATIVE_CODE)
-    found: dict[str, tuple[str | None, str | None]] = {}
-    before = dict(os.environ)
-    usual: Any = type(os.environ)
+class Imports:
+    """All imports of this process, stage by stage."""
 
-    class Recording(usual):  # type: ignore[misc]
-        passed = ""  # the current one in an iteration over all: its value is then read, but not needed
+    def __init__(self) -> None:
+        self._report = Report()
+        self._first: frozenset[str] = frozenset()
+        self._names = set(_READ_BY_NATIVE_CODE)
+        self._environment: dict[str, str] = {}
 
-        def __iter__(self) -> Iterator[str]:
-            for name in super().__iter__():
-                self.passed = name
-                yield name
-            self.passed = ""
+    def carry_out(self, plan: Plan) -> Report:
+        """Import the modules of the plan; the report is about all stages."""
+        report = self._report
+        self._first = self._first or frozenset(sys.modules)
+        own = list(sys.path)
+        # Not from the folder in which the kernel was started: its modules are the user's.
+        sys.path[:] = [folder for folder in own if os.path.abspath(folder) != os.getcwd()]
+        for trusted, names in itertools.groupby(plan.modules, lambda name: name in plan.trusted):
+            left = _left(names, report)
+            while left:
+                found = None if trusted else trial.first_refused(left)
+                safe = left.index(found[0]) if found else len(left)
+                _import(left[:safe], plan.memory, report)
+                if found:
+                    report.refused[found[0]] = found[1]
+                left = _left(left[safe + 1 :], report)
+        sys.path[:] = own
+        report.modules = frozenset(imports.installed(sys.modules))
+        report.memory = resident()
+        report.read = {name: (self._environment.get(name), os.environ.get(name)) for name in self._names}
+        return report
 
-        def __getitem__(self, name: Any) -> Any:
-            if isinstance(name, str) and name != self.passed:
-                names.add(name)
-            return super().__getitem__(name)
+    @property
+    def planned(self) -> frozenset[str]:
+        """The installed modules that are there in addition to torch."""
+        return self._report.modules - self._first
 
-    environment: Any = os.environ
-    environment.__class__ = Recording
-    try:
-        yield found
-    finally:
-        environment.__class__ = usual
-        found.update({name: (before.get(name), os.environ.get(name)) for name in names})
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record which environment variables are read while modules are imported. What the modules derive from them
+        must not be copied into a rank with other values. (Not recorded: iterations over all variables, and reads by
+        native code but for those of Python's and torch's that are known.)"""
+        names = self._names
+        self._environment = self._environment or dict(os.environ)
+        usual: Any = type(os.environ)
+
+        class Recording(usual):  # type: ignore[misc]
+            passed = ""  # the current one in an iteration over all: its value is then read, but not needed
+
+            def __iter__(self) -> Iterator[str]:
+                for name in super().__iter__():
+                    self.passed = name
+                    yield name
+                self.passed = ""
+
+            def __getitem__(self, name: Any) -> Any:
+                if isinstance(name, str) and name != self.passed:
+                    names.add(name)
+                return super().__getitem__(name)
+
+        environment: Any = os.environ
+        environment.__class__ = Recording
+        try:
+            yield
+        finally:
+            environment.__class__ = usual

@@ -1,53 +1,131 @@
-"""Imported only by the private fork server: imports what every rank would otherwise import itself, which takes seconds.
+"""The importer: a process that imports what every rank would otherwise import itself, and forks the fork servers.
 
-The import of this module has side effects, which are its purpose. The server's own streams become /dev/null: they would
-be the kernel's, and a rank that dies before it has a log would write to them. Then the ranks' modules are imported. The
-file at ``preload.PATH`` says which (``Plan``); the result is written to a file next to it (``Report``).
+It imports in stages, as the kernel plans them (_protocol/preload.py). After each stage it forks a server that has all
+of it: multiprocessing's, which forks ranks; the importer itself goes on with the next stage. So torch alone is there
+after a second, whatever comes later, and nothing is imported twice.
+
+It ends when the kernel has gone, or needs it no more, and its servers have ended.
 """
 
-import atexit
+from __future__ import annotations
+
 import gc
 import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from typing import Any, NoReturn
 
-from nbspawn._rank import ending, huge_pages, plan, process
+from nbspawn._protocol.preload import Plan, Report
+from nbspawn._rank import ending, huge_pages, plan, process, trial
 
-_began_with = frozenset(os.environ)
 
-_null = os.open(os.devnull, os.O_RDWR)
-for _fd in (0, 1, 2):
-    os.dup2(_null, _fd)
-os.close(_null)
-_plan = plan.load()  # raises in a server that the kernel has ended meanwhile
-process.prefer_as_oom_victim()
+def main(fd: int) -> NoReturn:
+    """The whole life of the process. ``fd`` is its end of a pair of connected sockets, the other one is the kernel's.
 
-gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time
-with plan.recording() as _read, ending.keeping_handlers():
-    import asyncio  # noqa: F401
+    Its own streams become /dev/null: they would be the kernel's, and a rank that dies before it has a log would write
+    to them."""
+    with open(os.devnull, "r+b", 0) as null:
+        for stream in (0, 1, 2):
+            os.dup2(null.fileno(), stream)
+    process.prefer_as_oom_victim()
+    kernel = socket.socket(fileno=fd)
+    kernel.set_inheritable(False)
+    began_with = frozenset(os.environ)
+    imports = plan.Imports()
+    servers: set[int] = set()
+    with kernel.makefile("rb") as lines:
+        while True:
+            with _reaping(servers):
+                line = lines.readline()
+            if not line:
+                break
+            stage = Plan.of(line)
+            report = _carry_out(stage, imports, began_with)
+            trial.exit_if_orphaned()
+            _serve(stage.address, report, kernel, servers)
+    for pid in servers:
+        os.waitpid(pid, 0)
+    os._exit(0)  # the finalization of an interpreter with all these modules takes a second
 
-    import cloudpickle  # noqa: F401
-    import torch.distributed
-    import torch.multiprocessing  # noqa: F401
 
-    import nbspawn._rank.environment
-    import nbspawn._rank.imports
-    import nbspawn._rank.loggers
-    import nbspawn._rank.main
-    import nbspawn._rank.pools
+@contextmanager
+def _reaping(servers: set[int]) -> Iterator[None]:
+    """Meanwhile servers that end are waited for, and forgotten. (Imports wait for children of their own.)"""
 
-    if _plan.shell:
-        import nbspawn._rank.preload_shell
+    def reap(*_: object) -> None:
+        servers.difference_update([pid for pid in servers if os.waitpid(pid, os.WNOHANG)[0]])
 
-    _report = plan.carry_out(_plan)
+    before = signal.signal(signal.SIGCHLD, reap)
+    try:
+        reap()
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
-nbspawn._rank.environment.server_began_with = _began_with
-nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(_report.modules)
-nbspawn._rank.loggers.note_preloaded()
-_report.read = _read
-nbspawn._rank.pools.keep_small()
-gc.enable()
-if _plan.modules:  # not in the first server, for which a run may be waiting
-    huge_pages.collapse()
-plan.write(_report)
-# The finalization of an interpreter with all these modules takes a second, for which the server would outlive the
-# kernel. (The last registered handler is called first. A rank forgets it: `_rank/ending.py`.)
-atexit.register(os._exit, 0)
+
+def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -> Report:
+    gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time
+    if stage.environment is not None:
+        plan.adopt(stage.environment)
+    with imports.recording(), ending.keeping_handlers():
+        import asyncio  # noqa: F401
+
+        import cloudpickle  # noqa: F401
+        import torch.distributed
+        import torch.multiprocessing  # noqa: F401
+
+        import nbspawn._rank.environment
+        import nbspawn._rank.imports
+        import nbspawn._rank.loggers
+        import nbspawn._rank.main
+        import nbspawn._rank.pools
+
+        if stage.shell:
+            import nbspawn._rank.preload_shell
+
+        report = imports.carry_out(stage)
+    nbspawn._rank.environment.server_began_with = began_with
+    nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(imports.planned)
+    nbspawn._rank.loggers.note_preloaded()
+    nbspawn._rank.pools.keep_small()
+    gc.enable()
+    if stage.settle:
+        gc.collect()
+        huge_pages.collapse()
+    return report
+
+
+def _serve(address: str, report: Report, kernel: socket.socket, servers: set[int]) -> None:
+    """Fork a server, and send the report, with the descriptor that keeps the server alive."""
+    alive, keeps_alive = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        os.chmod(address, 0o600)
+        listener.listen()
+        known: dict[str, Any] = {}
+        if sys.version_info >= (3, 14):  # a client proves that it knows what the server has read from a pipe
+            report.key = os.urandom(32).hex()
+            known["authkey_r"], written = os.pipe()
+            os.write(written, bytes.fromhex(report.key))
+            os.close(written)
+        report.pid = os.fork()
+        if report.pid == 0:
+            try:
+                os.close(keeps_alive)
+                os.close(kernel.detach())  # close() would leave it open for the file that plans are read from
+                forkserver.main(listener.detach(), alive, [], **known)
+            finally:
+                os._exit(0)
+    for fd in (alive, *known.values()):
+        os.close(fd)
+    servers.add(report.pid)
+    line = report.line()
+    try:
+        sent = socket.send_fds(kernel, [line], [keeps_alive])
+        kernel.sendall(line[sent:])
+    finally:
+        os.close(keeps_alive)

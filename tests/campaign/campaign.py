@@ -45,7 +45,7 @@ os.environ.setdefault("NBSPAWN_PRELOAD_MB", "0")
 
 import psutil
 from debugged import Debugged
-from kernels import Cell, ExecutedKernel, Kernel, Reply, lives
+from kernels import IMPORTER, Cell, ExecutedKernel, Kernel, Reply, lives
 
 GRACE = 0.5  # seconds, of every cell here
 _STOPPED_WITHIN = GRACE + 3.0  # seconds after the last press of Stop
@@ -364,10 +364,11 @@ class Campaign:
                 self._restored.append(self.place.mend)
                 self.place.protect()
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
-                sign = "multiprocessing.forkserver" if "server" in whom else "_engine/guardian.py"
+                sign = IMPORTER if "server" in whom else "_engine/guardian.py"
                 for child in psutil.Process(kernel.pid).children():
                     if sign in " ".join(child.cmdline()):
-                        _send(child, number)
+                        for process in child.children() or [child]:
+                            _send(process, number)
 
     # ------------------------------------------------------------ what must hold
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -111,28 +112,27 @@ def recalled() -> learned.Learned:
 def test_what_one_kernel_has_tried_the_next_one_knows(cache: Path) -> None:
     assert recalled().tried == {}
     first = learned.Learned()
-    first.tried = {"torch._dynamo": None, "rich.progress": None}
+    first.tried = {"torch._dynamo": 1.5, "rich.progress": 0.1}
     first.refused = {"starts.thread": "it starts a thread (x)"}
+    first.use(["rich", "pandas"])
     first.save()
     found = recalled()
-    assert list(found.tried) == ["torch._dynamo", "rich.progress"]
-    assert found.refused == first.refused
-    assert found.wanted[: len(learned.TRAINING)] == learned.TRAINING
-    assert found.wanted[-1] == "rich.progress"
+    assert found.tried == first.tried and found.refused == first.refused
+    assert found.uses == {"rich": 1}
     assert cache.stat().st_mode & 0o777 == 0o600
     assert os.listdir(cache.parent) == [cache.name]
 
 
 def test_what_was_tried_with_other_packages_is_not_believed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = learned.Learned()
-    first.tried = {"rich.progress": None}
+    first.tried = {"rich.progress": 0.1}
     first.save()
     monkeypatch.setattr(learned, "environment", lambda: "after an upgrade")
     assert recalled().tried == {}
 
 
 def _valid() -> dict[str, object]:
-    return {"environment": learned.environment(), "modules": ["rich.progress"], "refused": {}}
+    return {"environment": learned.environment(), "modules": {"rich.progress": 0.1}, "refused": {}}
 
 
 @pytest.mark.parametrize(
@@ -142,17 +142,19 @@ def _valid() -> dict[str, object]:
         b"\x80\x04\x95 no JSON",
         b"[" * 100_000,
         b"[1, 2]",
-        json.dumps({**_valid(), "modules": {"rich": 1}}).encode(),
-        json.dumps({**_valid(), "modules": ["os; import x", "../rich", 7, None, "rich."]}).encode(),
-        json.dumps({**_valid(), "modules": ["rich.progress"] * 200_000}).encode(),
+        json.dumps({**_valid(), "modules": ["rich"]}).encode(),
+        json.dumps(
+            {**_valid(), "modules": {"os; import x": 0.1, "../rich": 0.1, "rich": "0.1", "rich.": 0.1}}
+        ).encode(),
+        json.dumps({**_valid(), "modules": {f"rich.part{n}": 0.1 for n in range(100_000)}}).encode(),
     ],
-    ids=["empty", "binary", "deep", "list", "object", "names", "large"],
+    ids=["empty", "binary", "deep", "list", "names only", "names", "large"],
 )
 def test_a_damaged_file_is_as_none(cache: Path, content: bytes) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_bytes(content)
     assert recalled().tried == {}
-    assert recalled().wanted == learned.TRAINING
+    assert recalled().stages(()) == [learned.TRAINING[:1], learned.TRAINING[1:]]
     recalled().save()  # and is written anew
     assert json.loads(cache.read_text())["environment"] == learned.environment()
 
@@ -183,6 +185,28 @@ def test_what_runs_in_threads_is_never_wanted() -> None:
     found.learn(["jax", "jax.numpy", "rich.progress"])
     assert list(found.modules) == ["rich.progress"]
     assert "jax" in found.refused
+
+
+def test_the_order_of_imports() -> None:
+    """Torch's own, then packages by use a second, at least a second in each stage; last what is still to be tried."""
+    found = learned.Learned()
+    found.tried = {"slow": 4.0, "quick": 0.1, "slow.part": 1.0, "never": 0.1, "often": 0.8}
+    found.learn(["fresh", "often.new"])
+    found.refused = {"torch.distributed.pipelining": "it fails"}
+    for package, uses in {"slow": 2, "quick": 1, "often": 30}.items():
+        found.uses[package] = uses
+    training = tuple(name for name in learned.TRAINING[1:] if name not in found.refused)
+    stages = found.stages(())
+    assert stages == [
+        ("torch._dynamo",),
+        training,
+        ("often", "quick", "slow", "slow.part"),
+        ("never",),
+        ("fresh", "often.new"),
+    ]
+    assert found.stages({"torch._dynamo", "often", *training})[0] == ("quick", "slow", "slow.part")
+    assert [learned.is_for(stage, {"slow.other", "torch.nn"}) for stage in stages] == [False, False, True, False, False]
+    assert [learned.is_for(stage, {"torch._dynamo"}) for stage in stages] == [True, False, False, False, False]
 
 
 # ---------------------------------------------------------------- the server
@@ -255,7 +279,25 @@ def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServe
     assert not server.out_of_date(os.environ)
     assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [["rich.progress", "torch._dynamo"]] * 2
     assert server.report.refused == {}
-    assert {"rich.progress", "torch._dynamo"} <= set(json.loads(cache.read_text())["modules"])
+    assert {"rich.progress", "torch._dynamo"} <= json.loads(cache.read_text())["modules"].keys()
+
+
+@pytest.mark.extended
+def test_what_ranks_will_import_comes_first(server: forkserver.PrivateServer, cache: Path) -> None:
+    """They wait for it, unless that takes longer than importing it themselves."""
+    server.learned.tried = {"pandas": 30.0, "rich.progress": 0.2}
+    server.learned.uses = {"pandas": 100_000}
+    server.get()
+    server.warm_up()
+    assert server.wait_for(["torch._dynamo", "json"], nprocs=2) == "torch._dynamo"
+    assert "torch._dynamo" in server.report.modules and "rich.progress" not in server.report.modules
+    assert server.wait_for(["rich.other"], nprocs=64) == "rich"
+    assert "rich.progress" in server.report.modules
+    server.warm_up(["pygments.lexers"])
+    assert server.wait_for(["pygments"], nprocs=64) == "", "a trial takes longer than the import"
+    assert server.wait_for(["rich", "torch._dynamo", "numpy"], nprocs=2) == ""
+    brought_up(server)
+    assert server.learned.uses["rich"] == 1
 
 
 @pytest.mark.extended
@@ -291,10 +333,26 @@ def test_imports_that_saw_another_environment_are_made_again(
 def test_a_server_that_is_still_importing_is_ended(server: forkserver.PrivateServer) -> None:
     server.get()
     server.warm_up()
-    assert until(lambda: server._starting)
-    importing = server._starting
+    assert until(lambda: server._stage[0])
+    importing = server._importer.pid
     server.stop()
     assert gone([importing])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("when", ["idle", "importing"])
+def test_an_importer_that_is_killed_is_replaced(server: forkserver.PrivateServer, when: str) -> None:
+    """The fork server outlives it, and serves on."""
+    first = server.get()
+    server.warm_up()
+    assert until(lambda: server._stage[0] if when == "importing" else not server.bringing_up, 120)
+    os.kill(server._importer.pid, signal.SIGKILL)
+    assert until(lambda: not server.bringing_up, 120)
+    assert (server.get() is first) == (when == "importing")
+    assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [[] if when == "importing" else ["torch._dynamo"]] * 2
+    nbspawn.spawn(import_rich, nprocs=1)
+    brought_up(server)
+    assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [["rich.progress", "torch._dynamo"]] * 2
 
 
 # ---------------------------------------------------------------- what a rank says, and forgets
@@ -402,9 +460,24 @@ def test_a_kernel_that_is_killed_leaves_no_server_that_imports(tmp_path: Path) -
     with ExecutedKernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
         ok(kernel.execute("from nbspawn._engine.forkserver import server"))
-        found = wait_until(lambda: kernel.value("server.warm and server._starting"), "the second server begins")
+        found = "server.warm and server._stage[0] and [server._importer.pid, server._current.pid]"
+        pids = wait_until(lambda: kernel.value(found), "the second stage begins")
         kernel.kill()
-        assert gone([found])
+        assert gone(pids)
+
+
+@pytest.mark.extended
+def test_the_first_training_cell_waits_for_what_it_needs(tmp_path: Path) -> None:
+    """Instead of importing it in every rank, side by side. One that does not train waits for nothing."""
+    with ExecutedKernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
+        ok(kernel.execute("%load_ext nbspawn\nimport torch\nfrom torch import optim"))
+        ok(kernel.execute("from nbspawn._engine.forkserver import server; server.get();"))
+        ok(kernel.execute("def step():\n    return optim.SGD([torch.ones(1)], 0.1)"))
+        ok(kernel.execute("%%spawn 2 -o found\nimport sys\n'torch._dynamo' in sys.modules"))
+        assert kernel.value("list(found)") == [False, False]
+        reply = ok(kernel.execute("%%spawn 2 -o found\nimport sys\n'torch._dynamo' in sys.modules, step()"))
+        assert kernel.value("[there for there, _ in found]") == [True, True]
+        assert re.search(r"waited \d\.\d s while it imported torch\._dynamo for all ranks", reply.table["text/plain"])
 
 
 def test_no_file_of_the_notebooks_folder_is_imported_by_a_helper(own_kernel: Kernel) -> None:

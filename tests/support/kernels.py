@@ -54,14 +54,18 @@ def wait_gone(pids: Sequence[int], seconds: float = PATIENCE) -> None:
     wait_until(lambda: not any(map(lives, pids)), f"processes {[pid for pid in pids if lives(pid)]} end", seconds)
 
 
+IMPORTER = "nbspawn._rank.preload"
+"""In the command line of the process that forks the fork servers, and in theirs."""
+
+
 def ranks_of(pid: int) -> list[psutil.Process]:
-    """What lives of this process's descendants, but for the fork server, the guardian and multiprocessing's tracker."""
+    """What lives of this process's descendants, but for the fork server, the guardian and the like."""
     found = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
-            if "multiprocessing.forkserver" in command:
-                found += child.children(recursive=True)
+            if IMPORTER in command:
+                found += [rank for server in child.children() for rank in server.children(recursive=True)]
             elif "multiprocessing.resource_tracker" not in command and "_engine/guardian.py" not in command:
                 found += [child, *child.children(recursive=True)]
     return [process for process in found if lives(process.pid)]

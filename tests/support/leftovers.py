@@ -64,9 +64,10 @@ def marked_pids(folder: Path) -> list[int]:
 
 
 def processes() -> set[int]:
-    """All descendants that live, but for those that serve on: fork server, guardian, multiprocessing's tracker."""
-    server = forkserver.server._current
-    staying = {resource_tracker._resource_tracker._pid, getattr(server, "_forkserver_pid", None), guard.pid}
+    """All descendants that live, but for those that serve on: fork server, guardian and the like."""
+    server = forkserver.server
+    staying = {getattr(one, "pid", None) for one in (server._importer, server._current, guard)}
+    staying.add(resource_tracker._resource_tracker._pid)
     found = set()
     for child in psutil.Process().children(recursive=True):
         try:

@@ -355,6 +355,11 @@ def server() -> Any:
     return found("multiprocessing.forkserver").ForkServer()
 
 
+def serves(main: Any) -> None:
+    takes(3, 4, [])(main)
+    assert sys.version_info < (3, 14) or takes(3, 4, [], authkey_r=5)(main)
+
+
 def sends_few(most: int) -> None:
     assert 16 < most <= 256
 
@@ -386,7 +391,6 @@ MULTIPROCESSING = (
     Name("multiprocessing.forkserver.ForkServer", is_a(type)),
     Name("multiprocessing.forkserver.ForkServer.connect_to_new_process", parameters("self", "fds")),
     Name("multiprocessing.forkserver.ForkServer.ensure_running", parameters("self")),
-    Name("multiprocessing.forkserver.ForkServer._forkserver_pid", equals(None), find=lambda: server()._forkserver_pid),
     Name(
         "multiprocessing.forkserver.ForkServer._forkserver_address",
         equals(None),
@@ -400,20 +404,20 @@ MULTIPROCESSING = (
     Name("multiprocessing.forkserver.read_signed", takes(0)),
     Name("multiprocessing.forkserver.MAXFDS_TO_SEND", sends_few),
     Name(
-        "multiprocessing.forkserver.connection",
-        is_in("multiprocessing.forkserver.ForkServer", "connection.arbitrary_address('AF_UNIX')"),
+        "multiprocessing.forkserver.ForkServer._forkserver_authkey",
+        equals(None),
+        versions=">=3.14",
+        find=lambda: server()._forkserver_authkey,
     ),
-    Name("multiprocessing.connection.arbitrary_address", takes("AF_UNIX")),
-    Name(
-        "multiprocessing.forkserver.util",
-        is_in("multiprocessing.forkserver.ForkServer", "util.spawnv_passfds(exe, args, fds_to_pass)"),
-    ),
+    Name("multiprocessing.forkserver.main", serves),
     Name(
         "multiprocessing.resource_tracker.util",
         is_in("multiprocessing.resource_tracker.ResourceTracker", "util.spawnv_passfds(exe, args, fds_to_pass)"),
     ),
     Name("multiprocessing.resource_tracker.ensure_running", takes()),
     Name("multiprocessing.util.spawnv_passfds", parameters("path", "args", "passfds")),
+    Name("multiprocessing.util._args_from_interpreter_flags", takes()),
+    Name("multiprocessing.spawn.get_executable", takes()),
     Name("multiprocessing.util.Finalize", takes(None, print, ())),
     Name("multiprocessing.util._exit_function", takes()),
     Name("multiprocessing.context._concrete_contexts", lambda known: is_a(dict)(known) or known["spawn"]),
@@ -1044,18 +1048,25 @@ def test_the_page_is_complete() -> None:
         )
 
 
-def test_a_replaced_name_leaves_the_rest_and_other_threads_alone() -> None:
-    """The user's own fork server may be started, or asked for a process, while nbspawn's begins."""
-    from multiprocessing import connection, forkserver
+def test_a_replaced_name_leaves_the_rest_and_other_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own resource tracker, or fork server, may be started while nbspawn's begins."""
+    from multiprocessing import forkserver, resource_tracker, util
 
-    from nbspawn._engine.multiprocessing_adapter import listening_at
+    from nbspawn._engine.multiprocessing_adapter import in_own_group
 
-    seen: list[object] = []
-    with listening_at("/here"):
-        module: Any = forkserver.connection  # type: ignore[attr-defined]
-        assert module is not connection and vars(module).keys() == vars(connection).keys()
-        assert module.arbitrary_address("AF_UNIX") == "/here" and module.Client is connection.Client
-        other = threading.Thread(target=lambda: seen.append(module.arbitrary_address("AF_INET")))
+    started: list[list[str]] = []
+    monkeypatch.setattr(util, "spawnv_passfds", lambda path, arguments, fds: started.append(arguments))
+    tracker: Any = resource_tracker
+    with in_own_group():
+        module = tracker.util
+        assert module is not util and vars(module).keys() == vars(util).keys()
+        assert vars(forkserver)["util"] is util
+        module.spawnv_passfds(b"python", ["python", "-c", "main()"], [])
+        other = threading.Thread(target=module.spawnv_passfds, args=(b"python", ["python", "-c", "main()"], []))
         other.start()
         other.join()
-    assert seen == [("localhost", 0)] and forkserver.connection is connection  # type: ignore[attr-defined]
+    assert tracker.util is util
+    assert started == [
+        ["python", "-c", "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); main()"],
+        ["python", "-c", "main()"],
+    ]

@@ -1,0 +1,119 @@
+"""The kernel's side of the importer (_rank/preload.py): starts it, sends it plans, receives the fork servers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker, spawn, util
+
+from nbspawn._engine import inherited
+from nbspawn._engine.guardian import is_alive, started_at, stopped
+from nbspawn._engine.multiprocessing_adapter import in_own_group
+from nbspawn._protocol.preload import Plan, Report
+from nbspawn._rank import traced
+
+_CODE = "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._rank.preload import main; main({})"
+"""In a process group of its own, and without the notebook's folder, which ``-c`` has first in its path: see
+multiprocessing_adapter.in_own_group."""
+
+_CLOSED_AT_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # not on macOS
+
+
+class Server(forkserver.ForkServer):
+    """A fork server that the importer has forked. It ends when the kernel has let it go, and the last rank that came
+    from it is done with; see contexts.py."""
+
+    def __init__(self, report: Report, address: str, alive: int) -> None:
+        super().__init__()
+        self.pid, self._since = report.pid, started_at(report.pid)
+        self._address = self._forkserver_address = address
+        self._forkserver_alive_fd = inherited.close_after_fork(alive)
+        self._forkserver_authkey = bytes.fromhex(report.key)
+
+    def ensure_running(self) -> None:
+        """Do nothing: multiprocessing calls this before each request, and would start a server."""
+
+    def keep_alive(self) -> int:
+        """A descriptor: the server lives until all of them are closed."""
+        return os.dup(self._forkserver_alive_fd)
+
+    @property
+    def lost(self) -> str:
+        """What has happened to it that it cannot serve; '' if nothing is known of that."""
+        if not is_alive(self.pid, self._since):
+            return "it has been killed"
+        if stopped(self.pid):
+            return "it has been stopped"
+        return "" if os.path.exists(self._address) else "its directory has been deleted"
+
+    def let_go(self) -> None:
+        """Ask it for nothing more."""
+        inherited.close(self._forkserver_alive_fd)
+        with suppress(FileNotFoundError):
+            os.unlink(self._address)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if is_alive(self.pid, self._since):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Importer:
+    """A child of this process. It ends when it is let go, and its servers have ended. Raises OSError if it cannot be
+    started."""
+
+    def __init__(self) -> None:
+        with in_own_group():
+            resource_tracker.ensure_running()  # before the mask, which it would lift
+        executable = os.fsencode(spawn.get_executable())
+        ours, theirs = socket.socketpair()
+        self._fd = inherited.close_after_fork(ours.detach())
+        # A press of Stop during the imports would end it. The mask is inherited, by the servers too, which ignore
+        # SIGINT; ranks lift it (_rank/process.py).
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with theirs, traced.not_in_children():
+                code = _CODE.format(theirs.fileno())
+                options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+                self.pid = util.spawnv_passfds(executable, [executable, *options, "-c", code], [theirs.fileno()])
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def carry_out(self, plan: Plan) -> tuple[Report, Server]:
+        """Wait until it has. Raises OSError or EOFError if it ends meanwhile."""
+        connection, line, fds = socket.socket(fileno=self._fd), b"", []
+        try:
+            connection.sendall(plan.line())
+            while not line.endswith(b"\n"):
+                part, received, _, _ = socket.recv_fds(connection, 1 << 16, 1, _CLOSED_AT_EXEC)
+                if not part:
+                    raise EOFError
+                line += part
+                fds += received
+        finally:
+            connection.detach()
+        if not fds:  # the system drops it
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        report = Report.of(line)
+        return report, Server(report, plan.address, fds[0])
+
+    def kill(self) -> None:
+        """End it at once. Its servers live on."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """It is sent no more plans."""
+        inherited.close(self._fd)
+
+    def has_ended(self) -> bool:
+        """Has it ended? Then it is waited for."""
+        with suppress(ChildProcessError):  # whoever waits for any child of this process may have been faster
+            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return True
