@@ -48,7 +48,7 @@ def test_what_the_fork_server_preloads_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("NBSPAWN_PRELOAD_MB", "300")
     known = learned.Learned()
-    known.tried = {"rich.progress": None}
+    known.tried = {"rich.progress": 0.1}
     known.refused = {"starts.thread": "it starts a thread (mine)"}
     known.save()
     report = _report()

@@ -62,10 +62,16 @@ def test_without_a_recorder_the_sampler_guesses(kernel: Kernel) -> None:
     [
         (  # rank 0 does not leave before rank 1 has what it needs, too
             "dist.all_reduce(torch.ones(4 + (rank == 2)))\nif rank != 2: dist.barrier(pair)",
-            "[5] (line 5): rank 2 is in it, ranks 0-1 have finished.",
+            r"\[5\] \(line 5\): rank 2 is in it, ranks 0-1 have finished\.",
         ),
-        ("dist.all_reduce(torch.ones(40 - 20 * (rank == 2)))", "ranks 0-1 are in it, rank 2 has ended (SIGABRT)."),
-        ("if rank != 2: dist.all_gather([x] * 3, x)", "[2] (line 5): ranks 0-1 are in it, rank 2 has finished."),
+        (  # rank 2 aborts at the first message of either
+            "dist.all_reduce(torch.ones(40 - 20 * (rank == 2)))",
+            r"(ranks 0-1 are in it|rank [01] is in it, rank [01] has ended.*), rank 2 has ended \(SIGABRT\)\.",
+        ),
+        (
+            "if rank != 2: dist.all_gather([x] * 3, x)",
+            r"\[2\] \(line 5\): ranks 0-1 are in it, rank 2 has finished\.",
+        ),
     ],
 )
 def test_an_error_in_a_collective(kernel: Kernel, call: str, ends: str) -> None:
@@ -73,7 +79,7 @@ def test_an_error_in_a_collective(kernel: Kernel, call: str, ends: str) -> None:
     cell += "pair = dist.new_group([0, 1])\n"
     reply = kernel.execute(cell + call)
     said = [line for line in reply.traceback.splitlines() if line.startswith("Collective 2 of the default group, ")]
-    assert len(said) == 1 and said[0].endswith(ends), str(reply)
+    assert len(said) == 1 and re.search(f"{ends}$", said[0]), str(reply)
 
 
 def test_an_error_elsewhere_is_not_put_down_to_collectives(kernel: Kernel) -> None:
