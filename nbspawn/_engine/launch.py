@@ -254,12 +254,26 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
     # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with warnings.catch_warnings(), _private_error_files(files), traced.not_in_children():
+        with warnings.catch_warnings(), _private_error_files(files), traced.not_in_children(), _flushed_once():
             # 3.12+ warns of every fork in a process with threads, and a kernel always has some.
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def _flushed_once() -> Iterator[None]:
+    """multiprocessing flushes both streams before each process, which is to wait for ipykernel's thread each time:
+    1 ms, and ranks print to a log. (That thread goes on to send what is written.)"""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "pub_thread")]
+    try:
+        for stream in streams:
+            vars(stream).setdefault("flush", lambda: None)
+        yield
+    finally:
+        for stream in streams:
+            vars(stream).pop("flush", None)
 
 
 @contextmanager

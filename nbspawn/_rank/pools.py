@@ -6,9 +6,11 @@ its own.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import threadpoolctl
@@ -29,15 +31,6 @@ def find() -> None:
     _inherited[:] = _loaded(len(sys.modules))
 
 
-def keep_small() -> None:
-    """In the fork server: of BLAS, one thread. To change the number in a rank starts threads there, and OpenBLAS's keep
-    a processor busy for 30 ms, whatever their number; most ranks have one."""
-    find()
-    for library in _inherited:
-        if library.internal_api in _SIZE:
-            library.set_num_threads(1)
-
-
 @functools.lru_cache(maxsize=1)
 def _loaded(modules: int) -> list[Any]:
     """Libraries come with modules: as long as ``modules``, the number of these, is the same, no more have come."""
@@ -51,11 +44,22 @@ def resize(threads: int) -> None:
         size = threads
         if library.internal_api in _SIZE:  # not more than there are cores, as these do it themselves
             size = min(number(*map(os.environ.get, _SIZE[library.internal_api])) or threads, cores)
-        if library.num_threads != size:
+        if library.num_threads != size and not _written(library, size):
             library.set_num_threads(size)
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+def _written(library: Any, size: int) -> bool:
+    """Without OpenBLAS's own function, which starts a thread for each core in a forked process, whatever ``size`` is,
+    and these keep the cores busy for 30 ms (goto_set_num_threads in its driver/others/blas_server.c). They start with
+    the first operation that needs them."""
+    if library.internal_api != "openblas":
+        return False
+    with suppress(ValueError):  # this build hides it
+        ctypes.c_int.in_dll(library.dynlib, "blas_cpu_number").value = size
+    return bool(library.num_threads == size)
 
 
 def number(*values: str | None) -> int:

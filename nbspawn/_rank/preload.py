@@ -91,7 +91,7 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
     nbspawn._rank.environment.server_began_with = began_with
     nbspawn._rank.main.preloaded = nbspawn._rank.imports.Preloaded(imports.planned)
     nbspawn._rank.loggers.note_preloaded()
-    nbspawn._rank.pools.keep_small()
+    nbspawn._rank.pools.find()
     gc.enable()
     if stage.settle:
         gc.collect()

@@ -46,10 +46,10 @@ class Ran:
 
 
 class Kernel:
-    """A kernel of this Python that sees this tree, and the modules in ``path``. Its working directory is its own: what
+    """A kernel of this Python that sees ``tree``, and the modules in ``path``. Its working directory is its own: what
     tools leave there goes with it. What they keep for later kernels is in ``caches``, never in the user's own."""
 
-    def __init__(self, path: str, caches: str = "") -> None:
+    def __init__(self, path: str, caches: str = "", tree: Path = ROOT) -> None:
         self._manager = KernelManager()
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self._manager._kernel_spec = KernelSpec(argv=argv, display_name="benchmark", language="python")
@@ -57,7 +57,7 @@ class Kernel:
         bin_ = os.path.dirname(sys.executable)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), path]),
+            "PYTHONPATH": os.pathsep.join([str(tree), path]),
             "XDG_CACHE_HOME": caches or self._home.name,
             "PATH": os.pathsep.join([bin_, os.environ["PATH"]]),  # for `!torchrun`
         }

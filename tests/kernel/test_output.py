@@ -340,6 +340,17 @@ def test_figures(kernel: Kernel, method: str) -> None:
     assert reply.of(0)[-1] == reply.of(1)[-1] == "end"
 
 
+def test_a_start_does_not_wait_for_the_notebooks_streams_for_each_rank(kernel: Kernel, method: str) -> None:
+    ok(kernel.execute("import sys\nkind, calls = type(sys.stdout), []\nflush = kind.flush"))
+    try:
+        ok(kernel.execute("kind.flush = lambda self: calls.append(sys._getframe(1).f_code.co_name) or flush(self)"))
+        reply = ok(kernel.execute(f"%%spawn 8 -m {method}\nprint('said')"))
+        assert reply.of(7) == ["said"]
+        assert kernel.value("'_flush_std_streams' not in calls") and not kernel.value("'flush' in vars(sys.stdout)")
+    finally:
+        ok(kernel.execute("kind.flush = flush"))
+
+
 def test_figure_without_show(kernel: Kernel, method: str) -> None:
     cell = f"%%spawn 2 -m {method}\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.plot([1, 2]);"
     reply = ok(kernel.execute(cell))

@@ -66,3 +66,15 @@ def test_sizes_by_the_notebooks_environment(kernel: Kernel) -> None:
             assert sizes["openblas"] == 1 and sizes == of_new_process(environment)
     finally:
         ok(kernel.execute("del os.environ['OPENBLAS_NUM_THREADS']"))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_no_thread_of_blas_runs_before_it_is_needed(kernel: Kernel, method: str) -> None:
+    """OpenBLAS's own function for its size starts one for each core in a copied process, and they keep cores busy."""
+    ok(kernel.execute("import numpy, os, threading\nones = numpy.ones((400, 400))\n(ones @ ones).sum()"))
+    unknown = "len(os.listdir('/proc/self/task')) - threading.active_count()"
+    for threads in (1, len(os.sched_getaffinity(0))):
+        cell = f"%%spawn 2 -m {method} --threads {threads} -o found\n{unknown}, float((ones @ ones).sum()), {unknown}"
+        ok(kernel.execute(cell))
+        needed = kernel.value("found[0][2]")
+        assert kernel.value("found[0][:2]") == (0, 400.0**3) and (needed > 0) == (threads > 1)
