@@ -17,8 +17,9 @@ from pathlib import Path
 import charts
 from samples import RESULTS, ROOT, Missing, Quantity, Task, cost, digits, quartiles, read, shown
 from tools import AUTO, FORK, TOOLS
+from waits import BEFORE
 
-BENCHMARKS = ("compare", "hosts", "overhead", "view", "diff", "xla", "scale", "flight_recorder")
+BENCHMARKS = ("compare", "waits", "hosts", "overhead", "view", "diff", "xla", "scale", "flight_recorder")
 TEMPLATE = Path(__file__).with_name("page.md")
 PAGE = ROOT / "docs" / "benchmarks.md"
 CHARTS = ROOT / "docs" / "benchmarks"
@@ -179,6 +180,18 @@ class Page:
         return "\n".join(lines * (len(lines) > 2) + [""] * (len(lines) > 2 and bool(missing)) + missing) or (
             "- not measured"
         )
+
+    def waits(self) -> str:
+        """What a user waits for, beside another commit and what is done without nbspawn."""
+        lines = ["| | nbspawn | before | without nbspawn | nbspawn takes |", "| --- |" + " ---: |" * 4]
+        for name, task in self._data["waits"].items():
+            for key, quantity in task.quantities.items():
+                path = f"waits/{name}/{key}"
+                figures = [self.value(path, series) for series in (OURS, BEFORE, quantity.base)]
+                figures[2] += f", {quantity.base}"
+                cells = _unbroken(" | ".join([*figures, self.ratio(path, OURS, quantity.base)]))
+                lines.append(f"| {quantity.title} | {cells} |")
+        return "\n".join(lines)
 
     def by_ranks(self) -> str:
         """The growth of the start."""

@@ -32,11 +32,14 @@ RANKS = 4
 IMPORT = "import torch, torch._dynamo"
 LEARNED = ("step_transformers", "step_lightning")
 """Functions of work.py: what a kernel of the same user has run before."""
+BEFORE = f"{AUTO.name}, before"
+"""The series of the other commit."""
 KEPT = {"pass": "pass", "a value shown": "rank"}
 ROUNDS = {"first cell": 5, "start": 24, "kept": 60}
 
 Trees = Mapping[str, Path]
 """Where the package is, by the name of its series."""
+Tasks = Mapping[str, Callable[[samples.Task, Trees], None]]
 
 
 def main() -> None:
@@ -51,7 +54,7 @@ def main() -> None:
     if given.check:
         sys.exit(check(chosen))
     with trees(given.beside) as found:
-        measure(samples.Record("waits", given.json), chosen, found)
+        measure(samples.Record("waits", given.json), chosen, found, before=given.beside or "")
 
 
 @contextmanager
@@ -65,13 +68,13 @@ def trees(beside: str | None) -> Iterator[Trees]:
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(folder, filter="data")
-        yield {AUTO.name: samples.ROOT, f"{AUTO.name}, before": Path(folder)}
+        yield {AUTO.name: samples.ROOT, BEFORE: Path(folder)}
 
 
-def measure(record: samples.Record, chosen: Mapping[str, Callable[[samples.Task, Trees], None]], found: Trees) -> None:
+def measure(record: samples.Record, chosen: Tasks, found: Trees, **settings: str) -> None:
     """The tasks that were chosen."""
     for name, task in chosen.items():
-        with record.measuring(name, ranks=RANKS, rounds=ROUNDS[name]) as figures:
+        with record.measuring(name, ranks=RANKS, rounds=ROUNDS[name], **settings) as figures:
             task(figures, found)
 
 
@@ -91,19 +94,20 @@ def first_cell(figures: samples.Task, found: Trees) -> None:
         learned = {name: f"{folder}/{number}" for number, name in enumerate(found)}
         for name, tree in found.items():
             for fn in LEARNED:
-                _first_cell(tree, fn, after=0.0, caches=learned[name])
+                _first_cell(tree, fn, 0.0, learned[name], settle=True)
         for number in range(ROUNDS["first cell"]):
             began = time.monotonic()
             subprocess.run([sys.executable, "-c", IMPORT], check=True)
             imported = time.monotonic() - began
             for key, after, known in (
+                ("0 s", 0.0, False),
                 ("3 s", 3.0, False),
                 ("8 s", 8.0, False),
                 ("3 s, learned", 3.0, True),
                 ("8 s, learned", 8.0, True),
             ):
-                what = ", transformers and Lightning learned" if known else ""
-                figures.quantity(key, f"the first training cell, {after:g} s after loading{what}", base=IMPORT)
+                title = f"first training cell, {after:g} s after loading{', more learned' if known else ''}"
+                figures.quantity(key, title, base=IMPORT)
                 figures.add(key, IMPORT, imported)
                 for name in _turns(number, list(found)):
                     fresh = f"{folder}/{name} {key} {number}"
@@ -111,8 +115,8 @@ def first_cell(figures: samples.Task, found: Trees) -> None:
                     figures.add(key, name, seconds)
 
 
-def _first_cell(tree: Path, fn: str, after: float, caches: str) -> float:
-    """Seconds of the cell; what it has imported is remembered in ``caches``."""
+def _first_cell(tree: Path, fn: str, after: float, caches: str, settle: bool = False) -> float:
+    """Seconds of the cell. What it has imported is remembered in ``caches``, once it has settled."""
     with ExitStack() as stack:
         kernel = Kernel(os.fspath(HERE), caches, tree)
         stack.callback(kernel.close)
@@ -123,7 +127,7 @@ def _first_cell(tree: Path, fn: str, after: float, caches: str) -> float:
         own_group = fn == "step_lightning"
         arguments = f"rank, {folder!r}, {RANKS}" + ("" if own_group else ", 0")
         ran = kernel.run(f"%%spawn {RANKS}{'' if own_group else ' -b gloo'}\n{fn}({arguments})")
-        if after == 0.0:  # it is here for what it leaves
+        if settle:
             _settle(kernel)
         return ran.seconds
 
@@ -200,7 +204,7 @@ TASKS = {"first cell": first_cell, "start": start, "kept": kept}
 # ---------------------------------------------------------------- the check
 
 
-def check(chosen: Mapping[str, Callable[[samples.Task, Trees], None]]) -> str | None:
+def check(chosen: Tasks) -> str | None:
     """What has become slower: the whole middle half of a quantity's ratios lies above that of the record by a tenth,
     in two runs."""
     recorded = samples.read(samples.RESULTS / "waits.json")

@@ -60,7 +60,7 @@ def test_data_are_small_rounded_and_name_no_folder() -> None:
 def test_no_figure_of_the_page_is_typed_with_a_unit() -> None:
     """But for what was chosen, not measured: budgets, sizes of data, and times that are constants of the code or of a
     task."""
-    chosen = {"400 MB", "200 MB", "2 GB", "1 MB", "250 ms"}
+    chosen = {"400 MB", "200 MB", "2 GB", "1 MB", "250 ms", "3 s", "8 s"}
     prose = re.sub(r"\{\{.*?\}\}", "", page.TEMPLATE.read_text())
     prose = re.sub(r"^(\|[^|]*\|)[^|]*\|", r"\1", prose, flags=re.MULTILINE)  # without the budgets
     assert set(re.findall(r"[\d.,]+ (?:µs|ms|s|kB|MB|GB|%|times)\b", prose)) <= chosen
