@@ -187,10 +187,10 @@ class Page:
         for name, task in self._data["waits"].items():
             for key, quantity in task.quantities.items():
                 path = f"waits/{name}/{key}"
-                figures = [self.value(path, series) for series in (OURS, BEFORE, quantity.base)]
-                figures[2] += f", {quantity.base}"
-                cells = _unbroken(" | ".join([*figures, self.ratio(path, OURS, quantity.base)]))
-                lines.append(f"| {quantity.title} | {cells} |")
+                ours, before = (self.spread(path, series) for series in (OURS, BEFORE))
+                without = f"{self.value(path, quantity.base)}, {quantity.base}"
+                ratio = self.ratio(path, OURS, quantity.base)
+                lines.append(f"| {quantity.title} | {_unbroken(' | '.join((ours, before, without, ratio)))} |")
         return "\n".join(lines)
 
     def by_ranks(self) -> str:

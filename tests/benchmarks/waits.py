@@ -212,7 +212,7 @@ def check(chosen: Tasks) -> str | None:
         record = samples.Record("waits")
         with trees(None) as found:
             measure(record, chosen, found)
-        grown = [line for name in chosen for line in _grown(name, recorded[name], record.tasks[name])]
+        grown = [line for name in chosen for line in grown(name, recorded[name], record.tasks[name])]
         chosen = {name: task for name, task in chosen.items() if any(line.startswith(name) for line in grown)}
         if not grown:
             return None
@@ -220,12 +220,13 @@ def check(chosen: Tasks) -> str | None:
     return "Slower than recorded, twice."
 
 
-def _grown(name: str, before: samples.Task, now: samples.Task) -> Iterator[str]:
+def grown(name: str, before: samples.Task, now: samples.Task) -> Iterator[str]:
+    """A line for each quantity that is slower than before, or is missing."""
     for key, quantity in before.quantities.items():
         old = samples.quartiles(quantity.ratios(AUTO.name))
         ratios = now.quantities[key].ratios(AUTO.name) if key in now.quantities else []
         if not ratios:
-            yield f"{name}, {key}: not measured: {now.reason(key, AUTO.name).why}"
+            yield f"{name}, {quantity.title}: not measured: {now.reason(key, AUTO.name).why}"
         elif (new := samples.quartiles(ratios))[0] > 1.1 * old[2]:
             yield f"{name}, {quantity.title}: {new[1]:.3g} times {quantity.base}, was {old[1]:.3g}"
 

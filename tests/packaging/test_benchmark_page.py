@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "tests" / "benchmarks"))
 
 import page  # noqa: E402
 import samples  # noqa: E402
+import waits  # noqa: E402
 from samples import Missing, Quantity, Record, Task  # noqa: E402
 
 MACHINE = {"date": "2026-01-01", "cores": 2, "python": "3.11.7", "commit": "abc", "versions": {}}
@@ -125,6 +126,26 @@ def test_ratios_are_of_rounds_in_which_both_had_a_turn() -> None:
     assert whole.samples["nbspawn"] == [2, None, 9] and whole.values("nbspawn") == [2, 9]
     assert whole.ratios("nbspawn") == [2, 3] and whole.ratios("torchrun") == [4]
     assert task.turns("nbspawn") == 2
+
+
+def test_a_wait_has_grown_if_its_ratios_lie_above_those_that_were_recorded() -> None:
+    def measured(*ours: float) -> Task:
+        task = Task(MACHINE)
+        task.quantity("4, pass", "a cell in kept ranks", base="an empty cell")
+        for value in ours:
+            task.add("4, pass", "nbspawn", value)
+            task.add("4, pass", "an empty cell", 1.0)
+        return task
+
+    recorded = measured(1.5, 1.6, 1.7, 9.0)
+    for now in (measured(1.6, 1.6, 1.6, 9.0), measured(1.2, 1.2, 1.2)):
+        assert not [*waits.grown("kept", recorded, now)]
+    assert [*waits.grown("kept", recorded, measured(4.0, 5.0, 6.0))] == [
+        "kept, a cell in kept ranks: 5 times an empty cell, was 1.65"
+    ]
+    failed = Task(MACHINE)
+    failed.miss(samples.ALL, "fails", "no kernel")
+    assert [*waits.grown("kept", recorded, failed)] == ["kept, a cell in kept ranks: not measured: no kernel"]
 
 
 def test_a_missing_figure_has_the_reason_that_was_measured() -> None:

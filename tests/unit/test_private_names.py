@@ -7,6 +7,7 @@ process of their own: some of them leave traces where they are imported (threads
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
 import http
 import importlib
@@ -714,6 +715,11 @@ IPYTHON = (
         lambda: None,
     ),
     Name("ipykernel.socket_pair.SocketPair.to_stream", is_there, ">=7"),
+    Name(
+        "ipykernel.iostream.OutStream.pub_thread",
+        is_in("ipykernel.iostream.OutStream", "self.pub_thread = pub_thread"),
+        find=lambda: found("ipykernel.iostream.OutStream"),
+    ),
     Name("ipykernel.zmqshell", is_there),
     Name("jupyter_client.session.Session.feed_identities", in_pdb("msg_list")),
     Name("jupyter_client.session.Session.deserialize", in_pdb("msg_list")),
@@ -738,6 +744,14 @@ IPYTHON = (
 def mapping() -> Any:
     with tempfile.NamedTemporaryFile() as file:
         return found("numpy").memmap(file.name, shape=(8,), mode="w+")._mmap
+
+
+def openblas() -> Any:
+    found("numpy")
+    (library,) = found("threadpoolctl").ThreadpoolController().select(internal_api="openblas").lib_controllers
+    size = ctypes.c_int.in_dll(library.dynlib, "blas_cpu_number")
+    assert size.value == library.num_threads
+    return size
 
 
 def found_closure() -> Callable[[], int]:
@@ -870,6 +884,7 @@ OTHERS = (
     Name("rich.console.Console.is_interactive", setters_are_enough, find=console),
     Name("pydantic._internal._generics.get_cached_generic_type_early", takes(type, int)),
     Name("pydantic._internal._generics.set_cached_generic_type", takes(type, (int,), type, type, (int,))),
+    Name("numpy.blas_cpu_number", has("value"), find=openblas),
     Name("numpy.memmap._mmap", has("__len__"), find=mapping),
     Name("pandas._config.config._registered_options", options),
     Name("pandas._config.config._deprecated_options", is_a(dict)),
