@@ -31,9 +31,11 @@ from nbspawn._protocol.edits import Reload, Version
 from nbspawn._protocol.entries import Report
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
-from nbspawn._protocol.plain import Buffer
+from nbspawn._protocol.plain import Buffer, often_the_same
 
 # ---------------------------------------------------------------- events: rank -> kernel
+
+often_the_same(Position, Load)  # of thousands of ranks most wait at the same line
 
 
 class Result(NamedTuple):

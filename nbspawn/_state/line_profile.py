@@ -6,6 +6,7 @@ too, is kept and can be unfolded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -64,18 +65,20 @@ class Profile:
         begin = event.time - sum(seconds for _, seconds in event.spent)
         for position, seconds in event.spent:
             self.totals[event.rank] = self.totals.get(event.rank, 0.0) + seconds
-            frame, below = self._split(position.frames)
+            frame, below = _split(position.frames, self._cell)
             self.lines.setdefault(frame, Line(frame)).add(event.rank, position, below, seconds)
             self.timeline.spend(event.rank, Activity(frame, position.collective, position.device), begin, seconds)
             begin += seconds
 
-    def _split(self, frames: tuple[Frame, ...]) -> tuple[Frame | None, tuple[Frame, ...]]:
-        """The line that a position counts to (the innermost of the cell, or of a function the outermost), as a frame
-        that is the same for every function name, and what is below it."""
-        if not frames:
-            return None, ()
-        index = max((number for number, frame in enumerate(frames) if frame.file == self._cell), default=0)
-        return frames[index]._replace(name=""), frames[index + 1 :]
+
+@functools.lru_cache(maxsize=1000)
+def _split(frames: tuple[Frame, ...], cell: str | None) -> tuple[Frame | None, tuple[Frame, ...]]:
+    """The line that a position counts to (the innermost of the cell, or of a function the outermost), as a frame that
+    is the same for every function name, and what is below it."""
+    if not frames:
+        return None, ()
+    index = max((number for number, frame in enumerate(frames) if frame.file == cell), default=0)
+    return frames[index]._replace(name=""), frames[index + 1 :]
 
 
 def unfold(line: Line, least: float) -> Iterator[tuple[int, Line]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.collectives import Collectives
@@ -275,7 +275,7 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return replace(rank, state="running", since=event.time)
         case Printed():
             seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
-            return replace(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
+            return _changed(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
         case Stopping() if rank.ended is None:
             why = rank.stop_why or ("a peer failed" if peer_failed else "stop")
             rank = replace(rank, stop=event.how, stop_why=why)
@@ -295,18 +295,25 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
     return rank
 
 
+def _changed(rank: RankStatus, **changes: Any) -> RankStatus:
+    """What dataclasses.replace does, in a fifth of the time: thousands of ranks each change a few times a second."""
+    changed = object.__new__(RankStatus)
+    vars(changed).update(vars(rank), **changes)
+    return changed
+
+
 def _sampled(rank: RankStatus, event: Sampled) -> RankStatus:
     longest = rank.longest_wait
     if rank.state == "waiting" and event.since != rank.called:
         longest = max(longest, event.since - rank.called)
     state: State = "waiting" if event.position.collective or event.position.device else "running"
     since = rank.since if state == rank.state else event.since
-    return replace(rank, state=state, since=since, position=event.position, called=event.since, longest_wait=longest)
+    return _changed(rank, state=state, since=since, position=event.position, called=event.since, longest_wait=longest)
 
 
 def _measured(rank: RankStatus, event: Measured) -> RankStatus:
     passed = event.time - rank.alive if rank.alive is not None else 0.0
-    return replace(
+    return _changed(
         rank,
         alive=event.time,
         cpu=(event.cpu - rank.cpu_seconds) / passed if passed > 0 else rank.cpu,

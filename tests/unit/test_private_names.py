@@ -505,6 +505,7 @@ PYTHON = (
     Name("typing._TypedDictMeta", is_a(type)),
     Name("threading.RLock()._at_fork_reinit", lambda reset: reset(), find=lambda: threading.RLock()._at_fork_reinit),  # type: ignore[attr-defined]
     Name("pickle._Unpickler", lambda kind: equals(30)(kind(io.BytesIO(pickle.dumps(30))).load())),
+    Name("pickle._Stop", lambda kind: equals(30)(kind(30).value)),
     Name("pickle._Unpickler.dispatch", lambda table: callable(table[ord(pickle.MEMOIZE)])),
     Name("atexit._clear", callable),
     Name("atexit._run_exitfuncs", callable),
