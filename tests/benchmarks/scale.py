@@ -1,6 +1,6 @@
 """What a run over many nodes costs the kernel: simulated agents say what real ones have said.
 
-    python tests/benchmarks/scale.py [--nodes 8,64,512] [--json PATH]
+    python tests/benchmarks/scale.py [--nodes 8,64,512,2500] [--json PATH]
 
 Two real agents of eight ranks each are recorded first, in a cell that trains: rank 0 computes for a second, the others
 wait for it in an all_reduce, then all print a line. Then, for each number of nodes, one process plays that many agents
@@ -111,7 +111,7 @@ def play(task: samples.Task, folder: Path, path: Path, nodes: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="8,64,512", help="numbers of nodes, with commas")
+    parser.add_argument("--nodes", default="8,64,512,2500", help="numbers of nodes, with commas")
     samples.add_option(parser)
     given = parser.parse_args()
     record = samples.Record("scale", given.json)
