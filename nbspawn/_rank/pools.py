@@ -55,7 +55,7 @@ def _written(library: Any, size: int) -> bool:
     """Without OpenBLAS's own function, which starts a thread for each core in a forked process, whatever ``size`` is,
     and these keep the cores busy for 30 ms (goto_set_num_threads in its driver/others/blas_server.c). They start with
     the first operation that needs them."""
-    if library.internal_api != "openblas":
+    if library.internal_api != "openblas" or not hasattr(library, "dynlib"):  # threadpoolctl before 3.2
         return False
     with suppress(ValueError):  # this build hides it
         ctypes.c_int.in_dll(library.dynlib, "blas_cpu_number").value = size

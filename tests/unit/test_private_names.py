@@ -749,10 +749,8 @@ def mapping() -> Any:
 
 def openblas() -> Any:
     found("numpy")
-    (library,) = found("threadpoolctl").ThreadpoolController().select(internal_api="openblas").lib_controllers
-    size = ctypes.c_int.in_dll(library.dynlib, "blas_cpu_number")
-    assert size.value == library.num_threads
-    return size
+    path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line)
+    return ctypes.c_int.in_dll(ctypes.CDLL(path), "blas_cpu_number")
 
 
 def found_closure() -> Callable[[], int]:
@@ -885,7 +883,7 @@ OTHERS = (
     Name("rich.console.Console.is_interactive", setters_are_enough, find=console),
     Name("pydantic._internal._generics.get_cached_generic_type_early", takes(type, int)),
     Name("pydantic._internal._generics.set_cached_generic_type", takes(type, (int,), type, type, (int,))),
-    Name("numpy.blas_cpu_number", has("value"), find=openblas),
+    Name("numpy.blas_cpu_number", lambda size: equals(True)(size.value > 0), find=openblas),
     Name("numpy.memmap._mmap", has("__len__"), find=mapping),
     Name("pandas._config.config._registered_options", options),
     Name("pandas._config.config._deprecated_options", is_a(dict)),
