@@ -13,8 +13,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbspawn._engine import inherited, interrupt_flag
@@ -28,6 +28,8 @@ from nbspawn._rank import traced
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
+_LATE = 30  # times what a stage should take: then it hangs, though it was safe when it was tried
+_LATEST = 600.0  # seconds
 _MEMORY = 1024  # MB above which the importer imports no more; on a small machine a quarter of its memory
 _MEMORY_VARIABLE = "NBSPAWN_PRELOAD_MB"
 
@@ -61,6 +63,8 @@ class PrivateServer:
         self._warming: threading.Thread | None = None
         self._everything = False
         self._replaced = threading.Condition()
+        self._turn = threading.RLock()
+        self._starting = threading.local()
         self._ending: list[Importer] = []
         self._failure = "it has not finished its imports"
         self._directory: OwnedDirectory | None = None
@@ -116,6 +120,33 @@ class PrivateServer:
     ) -> Server:
         """The server; waits for one that has these modules and can serve ranks with this environment, about 1 s where
         there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` becomes true."""
+        with self._taking_turns(give_up):
+            return self._get(modules, environment or vars(self._starting).get("environment"), give_up)
+
+    @contextmanager
+    def starting(self, environment: Mapping[str, str], give_up: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile this thread starts ranks with this environment: no other thread starts any, or replaces the server
+        for ranks with another one. Raises KeyboardInterrupt if ``give_up`` becomes true before that."""
+        with self._taking_turns(give_up):
+            self._starting.environment = environment
+            try:
+                yield
+            finally:
+                del self._starting.environment
+
+    @contextmanager
+    def _taking_turns(self, give_up: Callable[[], object]) -> Iterator[None]:
+        while not self._turn.acquire(timeout=0.05):
+            if give_up():
+                raise KeyboardInterrupt
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _get(
+        self, modules: Sequence[str], environment: Mapping[str, str] | None, give_up: Callable[[], object]
+    ) -> Server:
         end = time.monotonic() + _START_SECONDS
         begun = False
         self._needed += tuple(name for name in modules if name not in self._needed)
@@ -127,9 +158,7 @@ class PrivateServer:
                 outdated = environment is not None and bool(self._differs(environment))
                 if current is not None and not outdated and self._done.issuperset(self._needed):
                     return current
-            importer = self._importer
-            if importer is not None and self._stage[1] and stopped(importer.pid):
-                importer.kill()
+            if self._end_stopped_importer():
                 begun = False
             if current is not None and outdated and not begun:
                 self._cancel()  # what is being imported is not for these ranks
@@ -155,6 +184,13 @@ class PrivateServer:
         if time.monotonic() > end:
             raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
 
+    def _end_stopped_importer(self) -> bool:
+        importer = self._importer
+        if importer is None or not self._stage[1] or not stopped(importer.pid):
+            return False
+        importer.kill()
+        return True
+
     def wait_for(self, modules: Collection[str], nprocs: int, give_up: Callable[[], object] = bool) -> str:
         """So many ranks will import these ``modules``. Wait for a server that has them, if it is there sooner than the
         ranks would be done with that. Returns what it has waited for. Errors as in ``get``."""
@@ -167,7 +203,7 @@ class PrivateServer:
         while True:
             with self._replaced:
                 coming = self._coming_soon(nprocs)
-            if not coming:
+            if not coming or self._end_stopped_importer():
                 return waited
             waited = waited or coming
             self._wait(end, give_up)
@@ -179,12 +215,12 @@ class PrivateServer:
         trusted = frozenset(self.learned.trusted)
         if not trusted.issuperset(stage):
             return ""  # a trial takes as long as the import, or longer
-        left = max(0.0, self.learned.estimate(stage) - (time.monotonic() - began)) if began else 0.0
+        late = time.monotonic() - began - self.learned.estimate(stage) if began else 0.0
         stages = self.learned.stages(self._done | self.report.modules)
         expected = [one for one in stages if is_for(one, self._expected) and trusted.issuperset(one)]
         later = sum(self.learned.estimate(one) for one in expected if not set(one) & set(stage))
         by_themselves = sum(map(self.learned.estimate, expected)) * max(1.0, nprocs / (os.cpu_count() or 1))
-        if left + later > by_themselves:
+        if max(0.0, -late) + later > by_themselves or late > by_themselves:  # so late that it may never be there
             return ""
         names = (next(name for name in one if is_for([name], self._expected)) for one in expected)
         return " and ".join(name if name in self._expected else name.partition(".")[0] for name in names)
@@ -259,6 +295,9 @@ class PrivateServer:
                 self.learned.save()
         except (OSError, EOFError) as error:
             self._failure = f"it ended during its imports ({error})" if str(error) else "it ended during its imports"
+            if self._importer is not None and not self._importer.killed:
+                self.learned.doubt(self._stage[0])
+                self.learned.save()
             self._let_go_of_importer()
             self._stage = (), 0.0
 
@@ -312,7 +351,9 @@ class PrivateServer:
             shell=self.for_cells or "IPython" in sys.modules,
             settle=settle,
         )
-        report, fresh = self._importer.carry_out(plan)
+        trusted = bool(stage) and frozenset(plan.trusted).issuperset(stage)
+        longest = min(_LATEST, _LATE * (self.learned.estimate(stage) + 1.0)) if trusted else None
+        report, fresh = self._importer.carry_out(plan, longest)
         with self._replaced:
             self._replace(fresh)
             self.report, self._stage = report, ((), 0.0)

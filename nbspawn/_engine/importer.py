@@ -68,6 +68,7 @@ class Importer:
     def __init__(self) -> None:
         with in_own_group():
             resource_tracker.ensure_running()  # before the mask, which it would lift
+        self.killed = False
         executable = os.fsencode(spawn.get_executable())
         ours, theirs = socket.socketpair()
         self._fd = inherited.close_after_fork(ours.detach())
@@ -85,9 +86,11 @@ class Importer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def carry_out(self, plan: Plan) -> tuple[Report, Server]:
-        """Wait until it has. Raises OSError or EOFError if it ends meanwhile."""
+    def carry_out(self, plan: Plan, longest: float | None = None) -> tuple[Report, Server]:
+        """Wait until it has. Raises OSError or EOFError if it ends meanwhile, or waits for the other end for more than
+        ``longest`` seconds."""
         connection, line, fds = socket.socket(fileno=self._fd), b"", []
+        connection.settimeout(longest)
         try:
             connection.sendall(plan.line())
             while not line.endswith(b"\n"):
@@ -98,18 +101,21 @@ class Importer:
                 fds += received
         finally:
             connection.detach()
+        report = Report.of(line)
+        if report.failed:
+            raise OSError(report.failed)
         if not fds:  # the system drops it
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        report = Report.of(line)
         return report, Server(report, plan.address, fds[0])
 
     def kill(self) -> None:
         """End it at once. Its servers live on."""
+        self.killed = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """It is sent no more plans."""
+        """It is sent no more plans; if it carries one out, it ends."""
         inherited.close(self._fd)
 
     def has_ended(self) -> bool:

@@ -25,6 +25,7 @@ from nbspawn._accelerators.accelerator import Unavailable
 from nbspawn._engine import fork_safety, inherited, start_method
 from nbspawn._engine.context import LocalContext
 from nbspawn._engine.directories import run_directories
+from nbspawn._engine.forkserver import server
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.limits import check_descriptors
@@ -49,8 +50,10 @@ _DESCRIPTORS_A_RUN = 32
 
 
 def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag | None = None) -> Start:
-    """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``, and
-    KeyboardInterrupt if somebody ``interrupted`` it."""
+    """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``, StartError if
+    the current directory has been deleted, and KeyboardInterrupt if somebody ``interrupted`` it."""
+    if not process_state.has_directory():
+        raise StartError(process_state.NO_DIRECTORY)
     return start_method.choose(
         options.start_method,
         partial(
@@ -111,7 +114,8 @@ def start(
             notebook = settings.read() if notebook is None else notebook
             place = place or Place.alone(nprocs)
             launch = _launch(command, notebook, how, options, files, place, resources.rendezvous.port)
-            with _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
+            environment = {**os.environ, **options.env}
+            with server.starting(environment, give_up), _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
                 filled = meanwhile.submit(fill, packed, give_up) if packed is not None else None
                 with _starting(files, how):
                     started = torch.multiprocessing.start_processes(
@@ -124,10 +128,6 @@ def start(
             message = f"the system did not start {nprocs} ranks: {refusal}"
             if getattr(refusal, "errno", None) in _NO_ROOM:
                 message += f" in {tempfile.gettempdir()!r}. Make room there, or start the kernel with another TMPDIR."
-            elif not _has_directory():
-                message = (
-                    "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
-                )
             raise StartError(message) from None
         undo.pop_all()
         if packed is not None:
@@ -141,14 +141,6 @@ def start(
         if interrupts is not None:
             interrupts.press(flag.count)
     return context
-
-
-def _has_directory() -> bool:
-    """Is there the directory that this process is in?"""
-    try:
-        return os.path.isdir(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def _run_files(log_dir: str | None, nprocs: int) -> tuple[RunFiles, list[int]]:

@@ -55,6 +55,7 @@ class Learned:
         self.tried: dict[str, float] = {}
         self.refused: dict[str, str] = {}
         self.uses: dict[str, int] = {}
+        self._doubted: set[str] = set()
         self._used: set[str] = set()
         self._loaded = False
         self._saved: dict[str, Any] = {}
@@ -76,7 +77,16 @@ class Learned:
     def note(self, report: Report) -> None:
         """Add what the importer has found out."""
         self.tried.update(report.imported)
+        self._doubted.difference_update(report.imported)
         self.refused.update(report.refused)
+
+    def doubt(self, stage: Iterable[str]) -> None:
+        """The importer has ended, or hung, while it imported these: next time they are tried."""
+        self.load()
+        for name in stage:
+            self._doubted.add(name)
+            self.tried.pop(name, None)
+            self.modules.setdefault(name)
 
     def load(self) -> None:
         """Add what earlier kernels saved. A file that is damaged, or owned by another user, is ignored."""
@@ -86,13 +96,14 @@ class Learned:
         file = path()
         found = _read(file) if file is not None else {}
         if found.get("environment") == environment():
-            self.tried.update(_named(found, "modules", float))
-            self.refused.update(_named(found, "refused", str))
+            self.tried = {**_named(found, "modules", float), **self.tried}
+            self.refused = {**_named(found, "refused", str), **self.refused}
             for package, count in _named(found, "uses", int).items():
-                self.uses[package] = self.uses.get(package, 0) + count
+                self.uses[package] = self.uses.get(package, 0) + min(count, _LONGEST)
 
     def save(self) -> None:
         """Save for the next kernel; does nothing if the disk is full or the directory not writable."""
+        self.load()
         packages = set(map(_package, self.tried))
         known = {
             "environment": environment(),
@@ -117,7 +128,7 @@ class Learned:
     @property
     def trusted(self) -> tuple[str, ...]:
         """The modules that need no trial."""
-        return (*TRAINING, *self.tried)
+        return tuple(name for name in (*TRAINING, *self.tried) if name not in self._doubted)
 
     def stages(self, done: Collection[str]) -> list[tuple[str, ...]]:
         """The modules to preload, without those that are ``done``: torch's own, then whole packages, those first of

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from IPython.core import error
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from nbspawn._engine import interrupt_flag
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
+from nbspawn._protocol import process_state
 from nbspawn._rank import traced
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ class SpawnMagics(Magics):
     @_without_own_frames
     def spawn(self, line: str, cell: str) -> Any:
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
+        if "torch" not in sys.modules and not process_state.has_directory():
+            raise error.UsageError(process_state.NO_DIRECTORY)  # an import of torch would end this process: MKL exits
         with interrupt_flag.deferred():
             traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells

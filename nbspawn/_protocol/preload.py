@@ -45,7 +45,8 @@ class Report:
     ``imported`` are those that the plans name, with the seconds that each took. ``refused`` maps others to the reason,
     ``skipped`` are those for which memory did not suffice. ``memory`` is the process's resident bytes. ``read`` maps
     the environment variables that were read meanwhile to their values before and after (None: not set). ``pid`` is the
-    new fork server's, ``key`` what a client proves to know (in hexadecimal digits; from Python 3.14 on)."""
+    new fork server's, ``key`` what a client proves to know (in hexadecimal digits; from Python 3.14 on). ``failed`` is
+    why there is no such server, and the importer ends."""
 
     modules: frozenset[str] = frozenset()
     imported: dict[str, float] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Report:
     read: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
     pid: int = 0
     key: str = ""
+    failed: str = ""
 
     def line(self) -> bytes:
         """For the kernel."""

@@ -1,5 +1,5 @@
 """What a process hands on to its children, read in the kernel and put into force in a rank: limits, umask, niceness,
-processors. A fork server hands on its own, which are as old as it is."""
+processors. A fork server hands on its own, which are as old as it is. The current directory is handed on, too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import resource
 from contextlib import suppress
 from typing import NamedTuple
+
+NO_DIRECTORY = "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
 
 _LIMITS = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 
@@ -20,6 +22,14 @@ class ProcessState(NamedTuple):
     umask: int | None
     nice: int | None
     processors: tuple[int, ...]
+
+
+def has_directory() -> bool:
+    """Is there the directory that this process is in?"""
+    try:
+        return os.path.isdir(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def read() -> ProcessState:

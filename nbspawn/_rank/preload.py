@@ -34,6 +34,13 @@ def main(fd: int) -> NoReturn:
     process.prefer_as_oom_victim()
     kernel = socket.socket(fileno=fd)
     kernel.set_inheritable(False)
+    try:
+        _serve_kernel(kernel)
+    finally:
+        os._exit(0)  # the finalization takes a second with all these modules, and waits for threads that they have made
+
+
+def _serve_kernel(kernel: socket.socket) -> None:
     began_with = frozenset(os.environ)
     imports = plan.Imports()
     servers: set[int] = set()
@@ -44,12 +51,16 @@ def main(fd: int) -> NoReturn:
             if not line:
                 break
             stage = Plan.of(line)
-            report = _carry_out(stage, imports, began_with)
+            try:
+                with process.killed_at_its_end(kernel.fileno()):
+                    report = _carry_out(stage, imports, began_with)
+            except BaseException as error:
+                kernel.sendall(Report(failed=f"{type(error).__name__}: {error}").line())
+                return
             trial.exit_if_orphaned()
             _serve(stage.address, report, kernel, servers)
     for pid in servers:
         os.waitpid(pid, 0)
-    os._exit(0)  # the finalization of an interpreter with all these modules takes a second
 
 
 @contextmanager

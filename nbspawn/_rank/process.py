@@ -24,6 +24,7 @@ from typing import Any
 from nbspawn._rank.channel import Channel
 
 _F_SETSIG = 10  # <fcntl.h>, Linux; Python names it only since 3.13 or so
+_KILLS = hasattr(signal, "SIGRTMIN")  # has the system this?
 _PR_SET_PDEATHSIG = 1
 _HIGH = 512  # half of the usual limit of 1024 descriptors
 
@@ -59,16 +60,35 @@ def die_with_kernel(lifeline: Path) -> None:
     """
     _clear_parent_death_signal()
     fd = move_to_high_fd(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    if hasattr(signal, "SIGRTMIN"):
-        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if _KILLS:
+        _kill_at_end(fd, -os.getpgrp())
         # An end that came before that is told by no signal, nor by poll() if it came before this end was opened.
         with suppress(BlockingIOError):
             if not os.read(fd, 1):
                 os.killpg(os.getpgrp(), signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(fd,), name="nbspawn-lifeline", daemon=True).start()
+
+
+@contextmanager
+def killed_at_its_end(fd: int) -> Iterator[None]:
+    """Have the operating system kill this process if the other end of this connection is closed meanwhile, or anything
+    comes from it. Linux only."""
+    if _KILLS:
+        _kill_at_end(fd, os.getpid())
+        if select.select([fd], [], [], 0)[0]:  # it came before that
+            os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        yield
+    finally:
+        if _KILLS:
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
+def _kill_at_end(fd: int, owner: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _clear_parent_death_signal() -> None:

@@ -446,7 +446,7 @@ def tasks() -> list[Task]:
                 "meet",
                 (n, Port),
                 lambda turn: {**_meet(turn), "whole": turn.ran.replied - turn.first.sent},
-                8,
+                8 if n < 256 else 2,
                 {
                     "ready": Row(f"{n} ranks: the last one's first all_reduce is done"),
                     "whole": Row(f"{n} ranks: the whole cell"),
@@ -455,7 +455,7 @@ def tasks() -> list[Task]:
                 ranks=n,
                 tools=(FORK, AUTO),
             )
-            for n in (1, 2, 4, 8, 16, 32, 64)
+            for n in (1, 2, 4, 8, 16, 32, 64, 256)
         ),
         *_step_tasks(),  # the last: from then on nbspawn's fork server has these libraries too
     ]

@@ -7,11 +7,13 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from leftovers import State, assert_nothing_beyond, gone, until
 
 import nbspawn
 from nbspawn._engine import forkserver, learned
+from nbspawn._protocol.preload import Report
 from nbspawn._rank import imports
 
 # ---------------------------------------------------------------- the trial
@@ -209,7 +212,50 @@ def test_the_order_of_imports() -> None:
     assert [learned.is_for(stage, {"torch._dynamo"}) for stage in stages] == [True, False, False, False, False]
 
 
+def test_what_has_ended_the_importer_is_tried_again(cache: Path) -> None:
+    found = learned.Learned()
+    found.tried = {"good": 0.1, "bad": 0.1}
+    found.doubt(["bad", "torch._dynamo"])
+    assert {"bad", "torch._dynamo"}.isdisjoint(found.trusted) and "good" in found.trusted
+    assert found.stages(())[-1] == ("bad",)
+    found.save()
+    assert json.loads(cache.read_text())["modules"].keys() == {"good"}
+    found.note(Report(imported={"bad": 0.1, "torch._dynamo": 0.1}))
+    assert {"bad", "torch._dynamo"} <= set(found.trusted)
+
+
 # ---------------------------------------------------------------- the server
+
+
+IMPORTS = """
+import signal, socket, sys
+from nbspawn._rank import process
+kernel = socket.socket(fileno=int(sys.argv[1]))
+with process.killed_at_its_end(kernel.fileno()):
+    if sys.argv[2] == "forever":
+        kernel.send(b"imports")
+        signal.pause()
+kernel.send(b"is done")
+kernel.recv(1)
+print("has ended by itself")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system has no such signal")
+@pytest.mark.parametrize(("import_", "code", "said"), [("forever", -signal.SIGKILL, b""), ("short", 0, b"has ended")])
+def test_an_import_that_hangs_ends_with_the_kernel(import_: str, code: int, said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        importer = subprocess.Popen(
+            [sys.executable, "-c", IMPORTS, str(theirs.fileno()), import_],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+        )
+        theirs.close()
+        assert ours.recv(10)
+        if import_ == "short":
+            ours.send(b"1")
+    assert importer.communicate(timeout=60)[0].startswith(said) and importer.returncode == code
 
 
 def modules_of_rank(rank: int) -> list[str]:
@@ -348,11 +394,59 @@ def test_an_importer_that_is_killed_is_replaced(server: forkserver.PrivateServer
     assert until(lambda: server._stage[0] if when == "importing" else not server.bringing_up, 120)
     os.kill(server._importer.pid, signal.SIGKILL)
     assert until(lambda: not server.bringing_up, 120)
+    assert ("torch._dynamo" in server.learned.trusted) == (when == "idle"), "what it imported then is tried next time"
     assert (server.get() is first) == (when == "importing")
     assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [[] if when == "importing" else ["torch._dynamo"]] * 2
     nbspawn.spawn(import_rich, nprocs=1)
     brought_up(server)
     assert list(nbspawn.spawn(modules_of_rank, nprocs=2)) == [["rich.progress", "torch._dynamo"]] * 2
+    assert "torch._dynamo" in server.learned.trusted
+
+
+def jit(rank: int) -> tuple[str | None, bool]:
+    import torch
+
+    return os.environ.get("PYTORCH_JIT"), torch.jit._state._enabled.enabled
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("method", ["auto", "forkserver"])
+def test_runs_at_once_that_need_servers_of_their_own(server: forkserver.PrivateServer, method: str) -> None:
+    """torch reads PYTORCH_JIT when it is imported. No run takes the other's server, or ends it while it starts."""
+    wanted = {"0": False, "1": True}
+
+    def run(value: str) -> list[tuple[str | None, bool]]:
+        return list(nbspawn.spawn(jit, nprocs=2, env={"PYTORCH_JIT": value}, start_method=method))
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(run, "0101"))
+    assert found == [[(value, wanted[value])] * 2 for value in "0101"]
+
+
+@pytest.mark.extended
+def test_an_environment_with_which_torch_cannot_be_imported(server: forkserver.PrivateServer) -> None:
+    with pytest.raises(nbspawn.StartError, match=r"ended during its imports \(ValueError: .*PYTORCH_JIT"):
+        nbspawn.spawn(jit, env={"PYTORCH_JIT": "perhaps"}, start_method="forkserver")
+    assert list(nbspawn.spawn(jit)) == [(None, True)]
+
+
+@pytest.mark.extended
+def test_a_stage_that_may_never_be_there_is_not_waited_for(
+    server: forkserver.PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is much later than it should be, or somebody has stopped the importer."""
+    server.get()
+    server.warm_up()
+    assert until(lambda: "torch._dynamo" in server._stage[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(server.learned, "estimate", lambda stage: 0.001)
+        server.wait_for(["torch._dynamo"], nprocs=2)
+    os.kill(server._importer.pid, signal.SIGSTOP)
+    server.wait_for(["torch._dynamo"], nprocs=2)
+    assert "torch._dynamo" not in server.report.modules
+    assert list(nbspawn.spawn(modules_of_rank)) == [[]]
+    brought_up(server)
+    assert list(nbspawn.spawn(modules_of_rank)) == [["torch._dynamo"]]
 
 
 # ---------------------------------------------------------------- what a rank says, and forgets

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels import Kernel, Reply, ok, plain, wait_gone
+from kernels import ExecutedKernel, Kernel, Reply, ok, plain, wait_gone
 from methods import EVERY_METHOD
 
 import nbspawn
@@ -526,6 +526,18 @@ def test_a_directory_that_has_been_deleted(kernel: Kernel) -> None:
         assert "the current directory has been deleted" in reply.evalue and "%cd" in reply.evalue
     finally:
         ok(kernel.execute(f"os.chdir({str(kernel.folder)!r})"))
+
+
+@pytest.mark.extended
+def test_a_deleted_directory_does_not_end_a_kernel_without_torch(tmp_path: Path) -> None:
+    """An import of torch would: MKL exits there."""
+    with ExecutedKernel(tmp_path) as kernel:
+        ok(kernel.execute("%load_ext nbspawn\nimport os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')"))
+        reply = kernel.execute("%%spawn 2\nrank")
+        assert reply.status == "error" and "the current directory has been deleted" in str(reply)
+        ok(kernel.execute(f"os.chdir({str(tmp_path)!r})"))
+        ok(kernel.execute("%%spawn 2 -o found\nrank"))
+        assert kernel.value("list(found)") == [0, 1]
 
 
 # ---------------------------------------------------------------- fork's hazards (R10, R11)
