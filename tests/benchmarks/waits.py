@@ -212,11 +212,11 @@ def check(chosen: Tasks) -> str | None:
         record = samples.Record("waits")
         with trees(None) as found:
             measure(record, chosen, found)
-        grown = [line for name in chosen for line in grown(name, recorded[name], record.tasks[name])]
-        chosen = {name: task for name, task in chosen.items() if any(line.startswith(name) for line in grown)}
-        if not grown:
+        lines = [line for name in chosen for line in grown(name, recorded[name], record.tasks[name])]
+        chosen = {name: task for name, task in chosen.items() if any(line.startswith(name) for line in lines)}
+        if not lines:
             return None
-        print("\n".join(grown), file=sys.stderr)
+        print("\n".join(lines), file=sys.stderr)
     return "Slower than recorded, twice."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
@@ -146,6 +147,31 @@ def test_a_wait_has_grown_if_its_ratios_lie_above_those_that_were_recorded() -> 
     failed = Task(MACHINE)
     failed.miss(samples.ALL, "fails", "no kernel")
     assert [*waits.grown("kept", recorded, failed)] == ["kept, a cell in kept ranks: not measured: no kernel"]
+
+
+def test_a_wait_must_have_grown_in_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = samples.read(samples.RESULTS / "waits.json")
+    slow = copy.deepcopy(recorded)
+    for quantity in slow["kept"].quantities.values():
+        quantity.samples["nbspawn"] = [2 * value for value in quantity.samples["nbspawn"] if value is not None]
+
+    def runs(*found: dict[str, Task]) -> list[list[str]]:
+        """Which tasks are measured, until these runs have been compared."""
+        rest, chosen = [*found], []
+
+        def measure(record: samples.Record, tasks: waits.Tasks, trees: waits.Trees) -> None:
+            chosen.append([*tasks])
+            record.tasks.update(rest.pop(0))
+
+        monkeypatch.setattr(waits, "measure", measure)
+        said = waits.check(waits.TASKS)
+        assert not rest and (said is None) == (found[-1] is recorded)
+        return chosen
+
+    every = [*waits.TASKS]
+    assert runs(recorded) == [every]
+    assert runs(slow, recorded) == [every, ["kept"]]
+    assert runs(slow, slow) == [every, ["kept"]]
 
 
 def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
