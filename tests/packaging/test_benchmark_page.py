@@ -216,8 +216,8 @@ def test_a_page_keeps_its_bytes_for_the_same_data() -> None:
     first = page.draw(data, readme)
     second = page.draw(page.load(), first[page.README])
     assert first == second
-    changed = {**data, "view": {name: replace(task, settings={"ranks": 7}) for name, task in data["view"].items()}}
-    assert not data["view"] or page.draw(changed, readme)[page.PAGE] != first[page.PAGE]
+    changed = {**data, "diff": {name: replace(task, settings={"ranks": 7}) for name, task in data["diff"].items()}}
+    assert not data["diff"] or page.draw(changed, readme)[page.PAGE] != first[page.PAGE]
 
 
 def test_an_error_is_one_line_without_colours_and_folders() -> None:
