@@ -81,12 +81,13 @@ class _RankError(SpawnError):
     log_path: str
     others: tuple[Failure, ...]
     summary: str
+    missing: tuple[str, ...]
 
     def describe(self, first: Failure, others: tuple[Failure, ...], summary: str, context: Sequence[str]) -> None:
         """Set the attributes that every version of torch lacks or names differently."""
         self.rank, self.pid, self.node, self.host = first.rank, first.pid, first.node, first.host
         self.log_path, self.others = first.log_path, others
-        self.summary = summary
+        self.summary, self.missing = summary, first.missing
         after = [*_follow(first, others), *context]
         detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
@@ -168,7 +169,7 @@ def _follow(first: Failure, others: Sequence[Failure]) -> list[str]:
     for (when, summary), failures in list(same.items())[:_FOLLOWED]:
         on = on_host(failure.host for failure in failures)
         who = f"rank{'s' if len(failures) > 1 else ''} {ranges(failure.rank for failure in failures)}{on}"
-        lines.append(f"also {who}{when}: {summary}")
+        lines.append(f"also {who}{when}: {'the same' if summary == first.summary else summary}")
     rest = sum(len(failures) for failures in list(same.values())[_FOLLOWED:])
     return [*lines, f"also {rest} more ranks, in other ways: the error's `others` lists all"] if rest else lines
 

@@ -29,6 +29,7 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
         log_path=os.fspath(files.log(ending.rank)),
         lost_peer=ending.lost_peer,
         culprit=ending.culprit,
+        missing=ending.missing,
     )
 
 

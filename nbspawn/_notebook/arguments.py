@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbspawn._notebook import argument_types
-from nbspawn._notebook.verbs import VERBS
+from nbspawn._notebook import argument_types, verbs
 
 if TYPE_CHECKING:
     from nbspawn._engine.options import LaunchOptions
@@ -177,10 +176,9 @@ def _ranks_parser() -> Parser:
         prog="%%ranks",
         add_help=False,
         allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run this cell in the ranks that %%spawn --keep has kept alive: in all, or in the selected ones.",
-        epilog="%ranks alone lists them; %ranks followed by one of these commands acts on them: "
-        + "; ".join(verb.usage for verb in VERBS)
-        + ".",
+        epilog=verbs.explained(),
     )
     add = parser.add_argument
     add(
@@ -350,8 +348,10 @@ def complete(line: str) -> list[str]:
     if words[0] == "%ranks":
         if " diff " in line:
             return [option for option in ("--atol", "--rtol") if partial and option.startswith(partial)]
-        words = [verb.name for verb in VERBS] if before == "%ranks" else []
-        words += [word for verb in VERBS if verb.name == before for word in verb.argument.split("|") if word.islower()]
+        words = [verb.name for verb in verbs.VERBS] if before == "%ranks" else []
+        words += [
+            word for verb in verbs.VERBS if verb.name == before for word in verb.argument.split("|") if word.islower()
+        ]
         return sorted(word for word in words if word.startswith(partial))
     parser = RANKS_PARSER if words[0] == "%%ranks" else PARSER
     for action in parser._actions:

@@ -7,12 +7,12 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.alias import default_aliases
 
 from nbspawn._engine.jobs import CellJob
-from nbspawn._notebook import front_end
+from nbspawn._notebook import front_end, hints
 from nbspawn._payload import annotated, mentioned
 from nbspawn._payload.names import FUTURES, Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
@@ -21,15 +21,9 @@ from nbspawn._rank.shell import displays
 from nbspawn._render.lines import strip_ansi
 from nbspawn.errors import RankExitedError, RankRaisedError, RankTraceback, SpawnError
 
-_OLD_GROUP = re.compile("is not initialized in the world group map|is not registered, please create group")
-"""torch's messages about a process group that no longer exists."""
-_MAKE_AGAIN = (
-    "The process group was created again after an error. What was built on the old one must be created again, too: "
-    "device meshes, FSDP models, subgroups, sharded optimizers."
-)
-_MISSING = re.compile(r"(?:NameError|UndefinedVariableError): (?:name|local variable) '(\w+)' is not defined")
-_BROKEN_GPU = re.compile(r"CUDA error: (device-side assert|an illegal|unspecified launch failure|misaligned address)")
-"""An error after which the process cannot use its GPU any more."""
+if TYPE_CHECKING:
+    from nbspawn._session.pool import Pool
+
 _INDENT = re.compile(r"(?:[ \t]*\n)*([ \t]+)\S")
 """Of the first line with text, which IPython takes away from all lines of a cell."""
 _SHELLS = {"In", "Out", "get_ipython", "exit", "quit", "open", "_ih", "_oh", "_dh", "_exit_code"}
@@ -99,40 +93,17 @@ def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
 
 
 def explain(
-    shell: Any, error: BaseException, kept: bool, regrouped: bool, on_memory: Callable[[list[str]], Iterable[str]]
+    shell: Any, error: BaseException, pool: Pool, kept: bool, on_memory: Callable[[list[str]], Iterable[str]]
 ) -> None:
-    """Add to the error of a run what the user can do. ``kept``: of kept ranks; ``regrouped``: their process group was
-    created again after the error of an earlier command; ``on_memory`` gives advice on errors for want of memory."""
+    """Add to the error of a run what the user can do, below its first line. ``kept``: the ``pool``'s ranks are kept;
+    ``on_memory`` gives advice on errors for want of memory."""
     if isinstance(error, (RankRaisedError, RankExitedError)):
-        error.lines += tuple(_advice(shell, error, kept))
-        error.lines += tuple(magics.advice(shell, error.summary))
-        error.lines += tuple(on_memory([error.summary, *(other.summary for other in error.others)]))
-        if regrouped and any(map(_OLD_GROUP.search, error.lines)):
-            error.lines += (_MAKE_AGAIN,)
+        found = hints.of(hints.Situation(error, shell, kept, pool.options.backend, pool.regrouped))
+        memory = on_memory([error.summary, *(other.summary for other in error.others)])
+        error.lines = (error.lines[0], *found, *memory, *error.lines[1:])
         error.args = (error.summary,)  # the cell shows the traceback; this is the front end's one-line summary
         # For handlers of errors that do not ask _render_traceback_ (rich's).
         error.__cause__ = RankTraceback(strip_ansi("\n".join(error.lines[1:])))
-
-
-def _advice(shell: Any, error: RankRaisedError | RankExitedError, kept: bool) -> list[str]:
-    """What to do about an error that breaks a kept rank's GPU, and about a NameError for a variable that exists in the
-    notebook. The cell's text does not name it (``eval``, ``%run``), so it was not sent; ``kept`` ranks get variables
-    only by ``--push``."""
-    if kept and _BROKEN_GPU.search(error.summary):
-        return [
-            "What this rank does on its GPU fails from now on: %ranks restart starts the ranks again, without their "
-            "variables."
-        ]
-    missing = _MISSING.search(error.summary)
-    if missing is None and any("globals()" in strip_ansi(line) for line in error.lines):
-        missing = re.search(r"KeyError: '(\w+)'", error.summary)
-    if missing is None or missing[1] not in shell.user_ns:
-        return []
-    name = missing[1]
-    if kept:
-        return [f"{name} exists in the notebook, but not in the ranks: %%ranks --push {name} sends it."]
-    or_fork = "" if error.host else ", or use -m fork"
-    return [f"{name} was not sent, because the cell's code does not name it, or in a string only: name it{or_fork}."]
 
 
 def debugged_already(shell: Any) -> None:

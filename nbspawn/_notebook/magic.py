@@ -126,7 +126,7 @@ class SpawnMagics(Magics):
             shell.call_pdb,
             None if given.background else front_end.view(shell, given),
             _AUTO if getattr(given, "auto", False) else "",
-            partial(cells.explain, shell, kept=asked is not None, regrouped=pool.regrouped, on_memory=on_memory),
+            partial(cells.explain, shell, pool=pool, kept=asked is not None, on_memory=on_memory),
         )
         if given.background:
             view = front_end.background_view(shell, given)

@@ -224,6 +224,10 @@ def _release(request: _Request) -> None:
     print(f"{count} node{'s' * (count != 1)} given back." if count else "no node of a cluster is held for later runs.")
 
 
+def _help(request: _Request) -> None:
+    print(arguments.RANKS_PARSER.format_help())
+
+
 _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "": _list,
     "stop": _stop,
@@ -238,6 +242,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "logs": _logs,
     "release": _release,
     "auto": _auto,
+    "help": _help,
 }
 _ARGUMENTS = {verb.name: verb.argument for verb in VERBS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import NamedTuple
 
 
@@ -35,4 +36,15 @@ VERBS = (
     Verb("logs", "R", "show the path of a rank's log, or of a local copy if the log is on another machine"),
     Verb("release", "", "give back the nodes of a cluster that no ranks use"),
     Verb("auto", "on|off", "run every later plain cell in the ranks, as if it began with `%%ranks`"),
+    Verb("help", "", "show these commands, and the options of `%%ranks`"),
 )
+
+
+def explained() -> str:
+    """The commands with their meanings, in 80 columns."""
+    indent = max(len(verb.usage) for verb in VERBS) + len("  %ranks   ")
+    lines = ["%ranks alone lists the ranks; with a command it acts on them, @NAME on a session:", ""]
+    for verb in VERBS:
+        begin = f"  %ranks {verb.usage}".ljust(indent)
+        lines.append(textwrap.fill(verb.meaning, 80, initial_indent=begin, subsequent_indent=" " * indent))
+    return "\n".join(lines)

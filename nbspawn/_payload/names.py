@@ -111,6 +111,15 @@ def names_used(source: str, filename: str, transform: Callable[[str], str], flag
     return Names(required, optional, mentioned.in_source(tree) - loaded, frozenset(words - loaded))
 
 
+def names_bound(source: str) -> frozenset[str]:
+    """The global names that the cell ``source`` binds, or perhaps does; none where it is no Python."""
+    try:
+        code = _compile(source, "<cell>", 0)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in _STORES)
+
+
 class _Cell:
     """One walk over a cell. ``perhaps`` are the names bound so far by code that may not have run."""
 

@@ -35,6 +35,8 @@ class Failure:
     """Was it raised in a collective, and says that the other side does not answer?"""
     culprit: str = ""
     """The variable that the rank could not load, if it failed with that."""
+    missing: tuple[str, ...] = ()
+    """The names that the cell uses and the rank does not have, if it failed with a NameError."""
     is_echo: bool = False
     """Has it lost a peer that is known to have ended? Then that is why it failed."""
 

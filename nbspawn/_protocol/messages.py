@@ -100,7 +100,8 @@ class Raised:
     ``line`` is the innermost line of the running cell in the traceback (1-based, as the user sees it), None for a
     plain function. ``lost_peer``: was it raised in a collective, and says that the other side does not answer?
     ``collectives`` is what the rank's recorder has, if it was raised in a collective. ``culprit`` is the variable that
-    could not be loaded in the rank, if that is what was raised.
+    could not be loaded in the rank, if that is what was raised. After a NameError ``missing`` are the names that the
+    cell uses and the rank does not have.
     """
 
     rank: int
@@ -114,6 +115,7 @@ class Raised:
     lost_peer: bool = False
     collectives: Collectives | None = None
     culprit: str = ""
+    missing: tuple[str, ...] = ()
 
     @property
     def by_quit(self) -> bool:

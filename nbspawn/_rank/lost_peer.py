@@ -15,6 +15,7 @@ _SIGNS = (
     "Timed out waiting",
 )
 _NETWORK_ERROR = "DistNetworkError"  # torch's stores
+_OWN_PORT = "failed to listen"  # in such an error that has no other side
 _NATIVE = ("gloo", "NCCL", "TCPStore")
 """What is in the text of an error that C++ code of torch.distributed has raised without a Python frame of its own, as
 ``wait()`` of an asynchronous collective does."""
@@ -48,6 +49,7 @@ def _says_so(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):  # as all of torch.distributed's are
         return False
     text = str(error)
-    if type(error).__name__ != _NETWORK_ERROR and not any(sign in text for sign in _SIGNS):
+    of_store = type(error).__name__ == _NETWORK_ERROR and _OWN_PORT not in text
+    if not of_store and not any(sign in text for sign in _SIGNS):
         return False
     return raised_in_collective(error) or any(word in text for word in _NATIVE)

@@ -6,6 +6,7 @@ whose sockets, history and comms must never be used again; else a light one that
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import linecache
@@ -14,6 +15,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +27,8 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from nbspawn._protocol.messages import ClearOutput, DisplayData, RunCell
+from nbspawn._payload.names import names_used
+from nbspawn._protocol.messages import ClearOutput, DisplayData, Raised, RunCell
 from nbspawn._rank import debugger, device, front_ends, hosts, magics, namespace, outcome, pdb_methods, process, stdio
 from nbspawn._rank import variables as variables_shown
 from nbspawn._rank.channel import Channel
@@ -33,6 +37,7 @@ from nbspawn._rank.info import RankInfo
 from nbspawn._rank.json_data import json_ready
 
 _NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
+_MOST_MISSING = 20  # names that an error tells
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -229,8 +234,19 @@ class CellRunner:
         shown = variables_shown.of_error(error, info.names) if command.show_locals else ()
         rendered = tuple(self._rendered)
         ended = outcome.failed(info.rank, error, rendered, command.filename, _RUNNER, self._raised_at, shown)
+        if isinstance(error, NameError) and isinstance(ended, Raised):
+            ended = replace(ended, missing=self._missing())
         debugger.post_mortem(info, ended, error)
         return ended
+
+    def _missing(self) -> tuple[str, ...]:
+        """The names that the cell's code uses, and that are nowhere."""
+        command = self._command
+        with suppress(Exception):  # whatever the user's transformers raise
+            used = names_used(command.source, command.filename, self._shell.transform_cell, command.flags)
+            there = {*self._shell.user_ns, *vars(builtins)}
+            return tuple(sorted((used.required | used.optional) - there))[:_MOST_MISSING]
+        return ()
 
 
 def _is_running(namespace: dict[str, Any]) -> bool:

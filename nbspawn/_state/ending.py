@@ -35,6 +35,8 @@ class Ending:
     code: int | None = None
     text: str = ""
     crash: str = ""
+    missing: tuple[str, ...] = ()
+    """The names that the cell uses and the rank does not have, if it was a NameError."""
 
     @staticmethod
     def of(event: Raised | Leaving | Exited) -> Ending:
@@ -52,6 +54,7 @@ class Ending:
                     event.by_quit,
                     event.lost_peer,
                     event.culprit,
+                    missing=event.missing,
                 )
             case Leaving():
                 return Ending(event.rank, event.time, code=event.code, text=event.text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LIKELY = {
     "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
@@ -18,8 +18,12 @@ def name_ranks(ranks: Iterable[int]) -> str:
     parts = ranges(ranks).split(",")
     if len(parts) > 6:
         return f"{len(ranks)} ranks ({', '.join(parts[:4])}, …)"
-    many = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
-    return f"Rank {many}" if len(ranks) == 1 else f"Ranks {many}"
+    return f"Rank {listed(parts)}" if len(ranks) == 1 else f"Ranks {listed(parts)}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
 
 
 def ranges(ranks: Iterable[int]) -> str:
