@@ -15,7 +15,9 @@ from nbspawn._engine.multiprocessing_adapter import in_own_group
 from nbspawn._protocol.preload import Plan, Report
 from nbspawn._rank import traced
 
-_CODE = "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._rank.preload import main; main({})"
+_CODE = (
+    "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._rank.preload import main; main({}, {})"
+)
 """In a process group of its own, and without the notebook's folder, which ``-c`` has first in its path: see
 multiprocessing_adapter.in_own_group."""
 
@@ -72,18 +74,21 @@ class Importer:
         executable = os.fsencode(spawn.get_executable())
         ours, theirs = socket.socketpair()
         self._fd = inherited.close_after_fork(ours.detach())
+        life, lifeline = os.pipe()
+        self._lifeline = inherited.close_after_fork(lifeline)
         # A press of Stop during the imports would end it. The mask is inherited, by the servers too, which ignore
         # SIGINT; ranks lift it (_rank/process.py).
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with theirs, traced.not_in_children():
-                code = _CODE.format(theirs.fileno())
+                code = _CODE.format(theirs.fileno(), life)
                 options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-                self.pid = util.spawnv_passfds(executable, [executable, *options, "-c", code], [theirs.fileno()])
+                self.pid = util.spawnv_passfds(executable, [executable, *options, "-c", code], [theirs.fileno(), life])
         except BaseException:
             self.let_go()
             raise
         finally:
+            os.close(life)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def carry_out(self, plan: Plan, longest: float | None = None) -> tuple[Report, Server]:
@@ -117,6 +122,7 @@ class Importer:
     def let_go(self) -> None:
         """It is sent no more plans; if it carries one out, it ends."""
         inherited.close(self._fd)
+        inherited.close(self._lifeline)
 
     def has_ended(self) -> bool:
         """Has it ended? Then it is waited for."""

@@ -23,8 +23,9 @@ from nbspawn._protocol.preload import Plan, Report
 from nbspawn._rank import ending, huge_pages, plan, process, trial
 
 
-def main(fd: int) -> NoReturn:
-    """The whole life of the process. ``fd`` is its end of a pair of connected sockets, the other one is the kernel's.
+def main(fd: int, life: int) -> NoReturn:
+    """The whole life of the process. ``fd`` is its end of a pair of connected sockets, the other one is the kernel's;
+    ``life`` is the end of a pipe into which the kernel writes nothing.
 
     Its own streams become /dev/null: they would be the kernel's, and a rank that dies before it has a log would write
     to them."""
@@ -34,13 +35,14 @@ def main(fd: int) -> NoReturn:
     process.prefer_as_oom_victim()
     kernel = socket.socket(fileno=fd)
     kernel.set_inheritable(False)
+    os.set_inheritable(life, False)
     try:
-        _serve_kernel(kernel)
+        _serve_kernel(kernel, life)
     finally:
         os._exit(0)  # the finalization takes a second with all these modules, and waits for threads that they have made
 
 
-def _serve_kernel(kernel: socket.socket) -> None:
+def _serve_kernel(kernel: socket.socket, life: int) -> None:
     began_with = frozenset(os.environ)
     imports = plan.Imports()
     servers: set[int] = set()
@@ -52,13 +54,13 @@ def _serve_kernel(kernel: socket.socket) -> None:
                 break
             stage = Plan.of(line)
             try:
-                with process.killed_at_its_end(kernel.fileno()):
+                with process.killed_at_its_end(life):
                     report = _carry_out(stage, imports, began_with)
             except BaseException as error:
                 kernel.sendall(Report(failed=f"{type(error).__name__}: {error}").line())
                 return
             trial.exit_if_orphaned()
-            _serve(stage.address, report, kernel, servers)
+            _serve(stage.address, report, kernel, life, servers)
     for pid in servers:
         os.waitpid(pid, 0)
 
@@ -110,7 +112,7 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
     return report
 
 
-def _serve(address: str, report: Report, kernel: socket.socket, servers: set[int]) -> None:
+def _serve(address: str, report: Report, kernel: socket.socket, life: int, servers: set[int]) -> None:
     """Fork a server, and send the report, with the descriptor that keeps the server alive."""
     alive, keeps_alive = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -127,6 +129,7 @@ def _serve(address: str, report: Report, kernel: socket.socket, servers: set[int
         if report.pid == 0:
             try:
                 os.close(keeps_alive)
+                os.close(life)
                 os.close(kernel.detach())  # close() would leave it open for the file that plans are read from
                 forkserver.main(listener.detach(), alive, [], **known)
             finally:

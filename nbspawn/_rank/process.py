@@ -72,8 +72,8 @@ def die_with_kernel(lifeline: Path) -> None:
 
 @contextmanager
 def killed_at_its_end(fd: int) -> Iterator[None]:
-    """Have the operating system kill this process if the other end of this connection is closed meanwhile, or anything
-    comes from it. Linux only."""
+    """Have the operating system kill this process if the other end of this pipe is closed meanwhile. Nothing is ever
+    written to it: the signal for that may come after what was written has been read. Linux only."""
     if _KILLS:
         _kill_at_end(fd, os.getpid())
         if select.select([fd], [], [], 0)[0]:  # it came before that

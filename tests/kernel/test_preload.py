@@ -231,8 +231,8 @@ IMPORTS = """
 import signal, socket, sys
 from nbspawn._rank import process
 kernel = socket.socket(fileno=int(sys.argv[1]))
-with process.killed_at_its_end(kernel.fileno()):
-    if sys.argv[2] == "forever":
+with process.killed_at_its_end(int(sys.argv[2])):
+    if sys.argv[3] == "forever":
         kernel.send(b"imports")
         signal.pause()
 kernel.send(b"is done")
@@ -245,14 +245,17 @@ print("has ended by itself")
 @pytest.mark.parametrize(("import_", "code", "said"), [("forever", -signal.SIGKILL, b""), ("short", 0, b"has ended")])
 def test_an_import_that_hangs_ends_with_the_kernel(import_: str, code: int, said: bytes) -> None:
     ours, theirs = socket.socketpair()
+    life, lifeline = os.pipe()
     with ours, theirs:
         importer = subprocess.Popen(
-            [sys.executable, "-c", IMPORTS, str(theirs.fileno()), import_],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", IMPORTS, str(theirs.fileno()), str(life), import_],
+            pass_fds=[theirs.fileno(), life],
             stdout=subprocess.PIPE,
         )
         theirs.close()
+        os.close(life)
         assert ours.recv(10)
+        os.close(lifeline)
         if import_ == "short":
             ours.send(b"1")
     assert importer.communicate(timeout=60)[0].startswith(said) and importer.returncode == code
