@@ -90,6 +90,16 @@ class Results(Sequence[T]):
         """
         return dict(zip(self.ranks, self, strict=True))
 
+    @property
+    def unsent(self) -> dict[int, str]:
+        """Of which values only the text is there, because they could not be pickled.
+
+        Returns:
+            A dict from rank to the reason.
+        """
+        reasons = ((rank, value.result.reason) for rank, value in zip(self.ranks, self._values, strict=True))
+        return {rank: reason for rank, reason in reasons if reason}
+
     def __eq__(self, other: object) -> bool:
         """Same length and equal values; tensors and arrays are equal if all their elements are."""
         if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):

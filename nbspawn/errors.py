@@ -136,7 +136,8 @@ def rank_error(
         lines = [head, *_follow(first, others), *context, "", title]
         error = RankRaisedError("\n".join(lines) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        lines = [head, *_follow(first, others), *context, *([first.crash] if first.crash else [])]
+        stack = first.traceback or first.crash
+        lines = [head, *_follow(first, others), *context, *([stack] if stack else [])]
         error = RankExitedError(
             "\n".join(lines),
             first.rank,

@@ -7,7 +7,7 @@ program: the same, unless a library numbers its processes itself (torch_xla on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from nbspawn._protocol.failure import Failure
@@ -36,6 +36,10 @@ class Engine(Protocol):
     @property
     def logs_exist(self) -> bool:
         """Are the logs there, as far as is known?"""
+
+    @property
+    def logs_stay(self) -> bool:
+        """Are they in a directory that the user has given? Others are deleted when this process ends, or before."""
 
     @property
     def complete(self) -> bool:
@@ -96,8 +100,9 @@ class Engine(Protocol):
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         """Schedule the signals that end the ranks, in seconds from now; replaces an earlier schedule."""
 
-    def look(self, deep: bool) -> dict[int, Stack]:
-        """The stacks of the busy ranks, within about a second; ``deep``: with other threads and native code."""
+    def look(self, deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
+        """The stacks of the busy ranks, within about a second; ``deep``: with other threads. Of these ranks ``native``
+        code, too, which halts them, and takes longer."""
 
     def ask(self, question: str) -> dict[int, Any]:
         """What the ranks answer, busy or idle (_rank/questions.py), within some seconds; nothing of others."""

@@ -17,10 +17,11 @@ _PIECE = 4 << 20
 
 @dataclass(frozen=True)
 class _Unread:
-    """What a rank has printed up to an offset of its log (None: the end)."""
+    """What a rank has printed up to an offset of its log (None: the end); ``ends``: with which the command ends."""
 
     rank: int
     offset: int | None
+    ends: bool
 
 
 class EventQueue:
@@ -37,9 +38,10 @@ class EventQueue:
         """These come next."""
         self._waiting += events
 
-    def add_printed(self, rank: int, offset: int | None = None) -> None:
-        """What the rank has printed up to this offset of its log comes next, or all of it."""
-        self._waiting.append(_Unread(rank, offset))
+    def add_printed(self, rank: int, offset: int | None = None, ends: bool = True) -> None:
+        """What the rank has printed up to this offset of its log comes next, or all of it. Unless the command ``ends``
+        with it, a progress bar that it is drawing goes on."""
+        self._waiting.append(_Unread(rank, offset, ends))
 
     def take(self) -> list[Event]:
         """What comes next; if the queue is not empty afterwards, more of the same is in the logs."""
@@ -48,7 +50,7 @@ class EventQueue:
         while self._waiting:
             event = self._waiting[0]
             if isinstance(event, _Unread):
-                printed, size = self._logs.read_to(event.rank, event.offset)
+                printed, size = self._logs.read_to(event.rank, event.offset, event.ends)
                 taken += printed
                 left -= size
                 if size:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from pathlib import Path
 
 from nbspawn._engine import stacks
@@ -10,7 +12,22 @@ from nbspawn._engine.exits import UNKNOWN
 from nbspawn._protocol import plain
 from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.launch import RunFiles
+from nbspawn._protocol.messages import Aborting
 from nbspawn._state.ending import Ending
+
+_LAST_WORDS = re.compile(
+    r"""
+    ^terminate\ called\ after\ throwing\ an\ instance\ of\ '(?P<name>.+)'
+        (?:\n\s*what\(\):\s*(?:\[enforce\ fail\ at\ [^]]*\]\ )?(?P<what>.*))?$
+    | ^(?P<other>terminate\ called\ without\ an\ active\ exception
+        | (?:free|malloc|realloc|munmap_chunk)\w*\(.*\):\ .+ | double\ free\ or\ corruption.* | corrupted\ .+
+        | \*\*\*\ stack\ smashing\ detected.* | .+:\ Assertion\ [`'].+'\ failed\.)$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+"""What the C++ library and the C library write before they abort."""
+_READ = 1 << 16  # bytes from the log's end: torch adds a stack in C++
+_TEXT = 300  # characters
 
 
 def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
@@ -34,16 +51,41 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
 
 
 def unreported(
-    rank: int, moment: float, code: int | None, error_file: str, files: RunFiles, why_unknown: str = ""
+    rank: int,
+    moment: float,
+    code: int | None,
+    error_file: str,
+    files: RunFiles,
+    why_unknown: str = "",
+    aborting: Aborting | None = None,
 ) -> Ending:
     """The rank's process ended with ``code`` (None: that is unknown, and ``why_unknown``) at ``moment``, and the rank
-    has not reported why.
+    has not reported why, but for what it may have told when it was ``aborting``.
 
     torch's error file, a pickled string, is read for a rank that failed before it had a channel.
     """
     try:
         traceback = plain.loaded(str, Path(error_file).read_bytes())
     except (OSError, plain.NotPlainError):
+        text = _last_words(files.log(rank)) if code == -signal.SIGABRT else why_unknown
+        if aborting is not None:
+            return Ending(rank, moment, traceback=aborting.traceback, line=aborting.line, code=code, text=text)
         crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
-        return Ending(rank, moment, code=code, text=why_unknown, crash=crash)
+        return Ending(rank, moment, code=code, text=text, crash=crash)
     return Ending(rank, moment, name=traceback.strip().rpartition("\n")[2], traceback=traceback)
+
+
+def _last_words(log: Path) -> str:
+    """What a library wrote in the log before it aborted the process, one line; '' if that is not to be found."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _READ))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:  # deleted, or this process has no descriptor left
+        return ""
+    every = list(_LAST_WORDS.finditer(text))
+    if not every:
+        return ""
+    found = every[-1]
+    words = found["other"] or (f"{found['name']}: {found['what']}" if found["what"] else found["name"])
+    return words[:_TEXT].strip()

@@ -215,7 +215,9 @@ class PrivateServer:
         trusted = frozenset(self.learned.trusted)
         if not trusted.issuperset(stage):
             return ""  # a trial takes as long as the import, or longer
-        late = time.monotonic() - began - self.learned.estimate(stage) if began else 0.0
+        # By the importer's clock: on a busy machine everything takes longer, also in the ranks.
+        importer = self._importer
+        late = importer.clock() - began - self.learned.estimate(stage) if began and importer is not None else 0.0
         stages = self.learned.stages(self._done | self.report.modules)
         expected = [one for one in stages if is_for(one, self._expected) and trusted.issuperset(one)]
         later = sum(self.learned.estimate(one) for one in expected if not set(one) & set(stage))
@@ -340,7 +342,7 @@ class PrivateServer:
         """Import this, and have a server that has it. ``environment`` is a new importer's."""
         assert self._importer is not None and self._directory is not None
         self._planned |= frozenset(stage)
-        self._stage = stage, time.monotonic()
+        self._stage = stage, self._importer.clock()
         self._made += 1
         plan = Plan(
             os.fspath(self._directory.path / f"server-{self._made}"),

@@ -7,7 +7,7 @@ what it answers, has the numbers of that engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from nbspawn._engine import stacks
 from nbspawn._engine.agents import Agents
 from nbspawn._engine.directories import run_directories
-from nbspawn._engine.nodes import Nodes
+from nbspawn._engine.nodes import Node, Nodes
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._payload.packing import Packed
 from nbspawn._protocol import shared_memory
@@ -51,6 +51,7 @@ class HostRanks:
         self._agents = agents
         self._command = command
         self._grouped = options.backend is not None
+        self._logs_stay = options.log_dir is not None
         self._stopping = False
         self._closed = False
         self._copies: RunFiles | None = None
@@ -98,6 +99,10 @@ class HostRanks:
     @property
     def logs_exist(self) -> bool:
         return True
+
+    @property
+    def logs_stay(self) -> bool:
+        return self._logs_stay
 
     @property
     def complete(self) -> bool:
@@ -215,8 +220,11 @@ class HostRanks:
         node = self._nodes.of(rank)
         self._nodes.send(node, Call("break_into", (rank - node.first,)))
 
-    def look(self, deep: bool) -> dict[int, Stack]:
-        return self._nodes.by_rank(self._nodes.ask("look", deep))
+    def look(self, deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
+        def arguments(node: Node) -> tuple[bool, list[int]]:
+            return deep, [rank - node.first for rank in native if rank in node.ranks]
+
+        return self._nodes.by_rank(self._nodes.ask_each("look", arguments))
 
     def ask(self, question: str) -> dict[int, Any]:
         return self._nodes.by_rank(self._nodes.ask("ask", question))

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.launch import Launch, RunFiles
 from nbspawn._protocol.messages import (
+    Aborting,
     Close,
     Command,
     Event,
@@ -111,6 +112,11 @@ class LocalRanks(ProcessContext):
     def logs_exist(self) -> bool:
         """Has nothing deleted them?"""
         return os.path.isdir(self.files.logs)
+
+    @property
+    def logs_stay(self) -> bool:
+        """Are they in a directory that the user has given?"""
+        return self.files.logs != self.files.private
 
     def log_path(self, rank: int) -> str:
         """The file that holds all that the rank has printed."""
@@ -269,7 +275,7 @@ class LocalRanks(ProcessContext):
             self._queue.add(*self._gauges.change(event.rank))
         offset = getattr(event, "offset", None)
         if offset is not None:
-            self._queue.add_printed(event.rank, offset)
+            self._queue.add_printed(event.rank, offset, ends=isinstance(event, Report))
         self._queue.add(event)
         if isinstance(event, Started):
             _log.debug("rank %d has started: pid %d", event.rank, event.pid)
@@ -279,6 +285,8 @@ class LocalRanks(ProcessContext):
         elif isinstance(event, Report):
             _log.debug("rank %d, command %d: %s", event.rank, number, type(event).__name__)
             self._command.note(event)
+        elif isinstance(event, Aborting):
+            self._command.outcomes.aborting[event.rank] = event
 
     def _notice_exit(self, rank: int) -> None:
         if self._exits.running(rank):
@@ -293,9 +301,10 @@ class LocalRanks(ProcessContext):
             signals.kill_group(pid)
         moment = time.monotonic()
         _log.debug("rank %d has ended: %s", rank, "exit code unknown" if code is None else f"exit code {code}")
-        self._queue.add(Exited(rank, moment, code))
         why_unknown = self._exits.why_unknown() if code is None else ""
-        self._command.outcomes.note_exit(rank, code, moment, why_unknown)
+        ending = self._command.outcomes.note_exit(rank, code, moment, why_unknown)
+        said = (ending.text, ending.line) if ending is not None and code is not None else ()
+        self._queue.add(Exited(rank, moment, code, *said))
 
     # ------------------------------------------------------------ ending
 
@@ -334,9 +343,9 @@ class LocalRanks(ProcessContext):
         """The same as the frames of each."""
         return self._command.stacks.stood([failure.rank for failure in self.failures])
 
-    def look(self, deep: bool) -> dict[int, Stack]:
+    def look(self, deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
         """The stacks of the ranks that run, as in _engine/stacks.py."""
-        return self._command.stacks.look(self._at_work(), deep)
+        return self._command.stacks.look(self._at_work(), deep, native)
 
     def ask(self, question: str) -> dict[int, Any]:
         """What the ranks that live answer, as in _engine/questions.py."""

@@ -31,7 +31,7 @@ class LogFollower:
 
     def _interval(self, began_at: float) -> float:
         """Seconds between two polls. What a rank printed before a message is read with that; its peers may have
-        printed the same, which is shown once if it is read soon."""
+        printed the same, which is shown once if it is read soon. So are bars that may have ended."""
         if self._read_early:
             return _INTERVAL
         return min(_LONG_INTERVAL, max(_INTERVAL, (self._polled_at - began_at) / 10))
@@ -52,6 +52,7 @@ class LogFollower:
         until = time.monotonic() + LONGEST
         for rank in sorted(ends, key=lambda rank: (rank < self._first, rank)):
             found += self._tails[rank].read(ends[rank], until)
+            self._read_early = self._read_early or self._tails[rank].holds
             if time.monotonic() >= until:
                 self._first = rank + 1
                 break
@@ -59,10 +60,10 @@ class LogFollower:
             self._first = 0
         return found
 
-    def read_to(self, rank: int, offset: int | None) -> tuple[list[Printed], int]:
+    def read_to(self, rank: int, offset: int | None, ends: bool = True) -> tuple[list[Printed], int]:
         """The next piece of what the rank printed before a message which it sent at this offset, or before it ended
-        (None), and how many bytes that was: 0 where there is no more."""
-        printed, size = self._tails[rank].read_to(offset)
+        (None), and how many bytes that was: 0 where there is no more. ``ends``: it is the command's last one."""
+        printed, size = self._tails[rank].read_to(offset, ends)
         self._read_early = self._read_early or (offset is not None and bool(printed))
         return printed, size
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 
 from nbspawn._engine import inherited
 from nbspawn._protocol.launch import RunFiles
@@ -70,18 +71,24 @@ class LogTail:
         while data := self._read(end):
             printed += self._fold(data)
             if time.monotonic() >= until:
-                break
-        return printed
+                return printed
+        return printed + self._printed(self._buffer.settle())
 
-    def read_to(self, offset: int | None) -> tuple[list[Printed], int]:
+    @property
+    def holds(self) -> bool:
+        """Is there a bar that may have ended?"""
+        return self._buffer.holds
+
+    def read_to(self, offset: int | None, ends: bool = True) -> tuple[list[Printed], int]:
         """What comes next before ``offset`` (None: the end), and how many bytes that was. Where there is nothing any
-        more, the unfinished line, and 0: something else comes next."""
+        more, the unfinished line, and 0: something else comes next. Unless the command ``ends``, a bar goes on."""
         end = self.end()
         if data := self._read(end if offset is None else offset):
             return self._fold(data), len(data)
-        rest = tuple(self._buffer.finish())
-        self._current = ""
-        return ([Printed(self._rank, rest, "")] if rest else []), 0
+        rest = self._buffer.finish() if ends else self._buffer.pause()
+        if ends or rest:
+            self._current = ""
+        return self._printed(rest), 0
 
     def _read(self, end: int) -> bytes:
         return os.pread(self._fd, min(_CHUNK, max(0, end - self._offset)), self._offset)
@@ -93,6 +100,9 @@ class LogTail:
             return []
         self._current = current
         return [Printed(self._rank, tuple(lines), current)]
+
+    def _printed(self, lines: Sequence[str]) -> list[Printed]:
+        return [Printed(self._rank, tuple(lines), self._current)] if lines else []
 
     def close(self) -> None:
         """Close the file."""

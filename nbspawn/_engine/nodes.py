@@ -188,12 +188,17 @@ class Nodes:
 
     def ask(self, method: str, *arguments: Any, only: Node | None = None) -> list[Any]:
         """What the method returns on each node, or on this one; None of one that does not answer."""
+        return self.ask_each(method, lambda _: arguments, self._nodes if only is None else [only])
+
+    def ask_each(
+        self, method: str, arguments: Callable[[Node], tuple[Any, ...]], nodes: Sequence[Node] | None = None
+    ) -> list[Any]:
+        """The same with other ``arguments`` for each node."""
         number = next(_numbers)
-        nodes = self._nodes if only is None else [only]
-        keys = {(node.link.node, number): node for node in nodes}
+        keys = {(node.link.node, number): node for node in (self._nodes if nodes is None else nodes)}
         self._answers.update(dict.fromkeys(keys))
-        for node in nodes:
-            self.send(node, Call(method, arguments, number))
+        for node in keys.values():
+            self.send(node, Call(method, arguments(node), number))
         self.wait(lambda: all(self._answers[key] or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
         return [self._answer(method, node, self._answers.pop(key, None)) for key, node in keys.items()]
 

@@ -8,7 +8,7 @@ from multiprocessing.process import BaseProcess
 from nbspawn._engine import failures
 from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.launch import RunFiles
-from nbspawn._protocol.messages import Leaving, Raised, Returned
+from nbspawn._protocol.messages import Aborting, Leaving, Raised, Returned
 from nbspawn._state.ending import Ending
 
 Report = Returned | Raised | Leaving
@@ -20,6 +20,7 @@ class Outcomes:
 
     def __init__(self, processes: Sequence[BaseProcess], error_files: Sequence[str], files: RunFiles) -> None:
         self.reported: dict[int, Report] = {}
+        self.aborting: dict[int, Aborting] = {}
         self.failures: list[Failure] = []
         self.interrupted: set[int] = set()
         """The ranks that were asked to raise KeyboardInterrupt."""
@@ -39,16 +40,19 @@ class Outcomes:
         if not ending.requested(event.rank in self.interrupted):
             self.failures.append(self._failure(ending))
 
-    def note_exit(self, rank: int, code: int | None, moment: float, why_unknown: str = "") -> None:
-        """Exit code 0 without the rank's own report that it finished is a failure; so is an unknown code (None)."""
+    def note_exit(self, rank: int, code: int | None, moment: float, why_unknown: str = "") -> Ending | None:
+        """Exit code 0 without the rank's own report that it finished is a failure; so is an unknown code (None).
+        Returns how a rank ended that has not reported it."""
         outcome = self.reported.get(rank)
         if isinstance(outcome, (Raised, Leaving)) or (isinstance(outcome, Returned) and not code):
-            return
-        ending = failures.unreported(rank, moment, code, self._error_files[rank], self._files, why_unknown)
+            return None
+        error_file, aborting = self._error_files[rank], self.aborting.get(rank)
+        ending = failures.unreported(rank, moment, code, error_file, self._files, why_unknown, aborting)
         if rank not in self.stopped and rank not in self.interrupted:
             self.failures.append(self._failure(ending))
         elif outcome is None:
             self._silent[rank] = ending
+        return ending
 
     def unfinished(self) -> list[Failure]:
         """Ranks that did what ``interrupt`` or ``terminate`` asked: no failures, but they have not finished either."""

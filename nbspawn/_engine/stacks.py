@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nbspawn._engine import native, signals
+from nbspawn._engine import native as native_code
+from nbspawn._engine import signals
 from nbspawn._protocol import plain
 from nbspawn._protocol.frames import Frame, Stack, Threads, ThreadsAt, is_after_the_last_line, is_runner, users_frames
 from nbspawn._protocol.launch import RunFiles
@@ -47,20 +48,21 @@ class Stacks:
             signals.send_to_main_thread(pid, STACK)
         return sizes
 
-    def look(self, pids: Mapping[int, int], deep: bool) -> dict[int, Stack]:
+    def look(self, pids: Mapping[int, int], deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
         """The stacks of these ranks as they are now: at once if all answer, and within 1 s (64 ranks: 1.6 s; 5 s if it
         wants a processor) if one does not, whose stack is then empty.
 
-        ``deep`` also reads the stacks of other threads (another 0.8 s if a rank holds Python's lock) and, where py-spy
-        is installed, the frames of native code, in one rank of those that stand at the same place.
+        ``deep`` also reads the stacks of other threads (another 0.8 s if a rank holds Python's lock). Of the ranks in
+        ``native``, one of those that stand at the same place is halted for up to a second, for the frames of its native
+        code, where py-spy is installed.
         """
         before = self._send(pids)
         self._wait(before, pids)
         found = {rank: Stack(_read(self._files.stack(rank), before[rank])) for rank in sorted(pids)}
         if deep:
             threads = self._threads_of(before)
-            found = native.added({rank: replace(one, threads=threads[rank]) for rank, one in found.items()}, pids)
-        return found
+            found = {rank: replace(one, threads=threads[rank]) for rank, one in found.items()}
+        return found | native_code.added({rank: found[rank] for rank in native if rank in found}, pids)
 
     def _wait(self, before: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Until these files, which had these sizes, have whole stacks: faulthandler writes line by line, and a rank on
@@ -132,7 +134,9 @@ def _place(frames: tuple[Frame, ...], cell: str | None, names: Mapping[str, str]
     in_cell = [frame for frame in frames if frame.file == cell]
     if not in_cell:
         return "not in the cell's code"
-    return f"at line {in_cell[-1].line}" + ("" if innermost.name.startswith("<") else f", in {innermost.name}")
+    public = (frame.name for frame in reversed(frames) if not frame.name.startswith("_"))  # of backward's
+    name = next(public, innermost.name)
+    return f"at line {in_cell[-1].line}" + ("" if name.startswith("<") else f", in {name}")
 
 
 def described(frame: Frame) -> str:

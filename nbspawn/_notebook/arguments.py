@@ -350,7 +350,11 @@ def complete(line: str) -> list[str]:
             return [option for option in ("--atol", "--rtol") if partial and option.startswith(partial)]
         words = [verb.name for verb in verbs.VERBS] if before == "%ranks" else []
         words += [
-            word for verb in verbs.VERBS if verb.name == before for word in verb.argument.split("|") if word.islower()
+            word
+            for verb in verbs.VERBS
+            if verb.name == before
+            for word in verb.argument.strip("[]").split("|")
+            if word.islower()
         ]
         return sorted(word for word in words if word.startswith(partial))
     parser = RANKS_PARSER if words[0] == "%%ranks" else PARSER

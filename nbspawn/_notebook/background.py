@@ -85,7 +85,7 @@ def notebook_view(
 ) -> BackgroundView:
     """The view under a notebook's cell, or in a widget. ``prompter`` asks the user in the view itself; None: a cell
     that attaches shows the questions, and what is printed. ``seldom`` as in NotebookView."""
-    attachment = Attachment(replay=prompter is None)
+    attachment = Attachment(elsewhere=prompter is None)
     text, error = TextDisplay(publish, attachment.write if prompter is None else bool), TextDisplay(publish)
     view = NotebookView(publish, kind, profile, controls, only, prompter or attachment, text, error, PLACES, seldom)
     return BackgroundView(view, attachment, error.replace)
@@ -93,7 +93,7 @@ def notebook_view(
 
 def console_view(table: bool, profile: bool, only: Collection[int] | None = None) -> BackgroundView:
     """The view in a terminal: lines appear while the user types, the table at the end."""
-    attachment = Attachment(replay=False)
+    attachment = Attachment(elsewhere=False)
 
     def write(text: str) -> None:
         if not attachment.write(text):

@@ -56,6 +56,8 @@ class Buttons:
         after = [self.by_kind[kind] for kind in kinds if kind is DEBUG]
         self.row = ipywidgets.HBox([*before, self._choice, *after], layout={"flex_flow": "row wrap"})
         self._refreshed_at = 0.0
+        self._working: list[Kind] = []
+        """The buttons that work."""
         self.reset(nprocs)
 
     def _made(self, kind: Kind) -> Any:
@@ -66,13 +68,22 @@ class Buttons:
     def _pressed(self, kind: Kind) -> None:
         if kind is STOP:
             self.set_stopping(True)
+        elif kind in (STACKS, COLLECTIVES):
+            self._working.append(kind)
+            self.by_kind[kind].disabled, self.by_kind[kind].icon = True, "spinner"
         self._act(Action(kind.what, self.chosen if kind is DEBUG else ()))
+
+    def ready(self) -> None:
+        """What was asked for is on the screen."""
+        while self._working:
+            kind = self._working.pop()
+            self.by_kind[kind].disabled, self.by_kind[kind].icon = False, kind.icon
 
     def reset(self, nprocs: int) -> None:
         """Other ranks: the choice is all of them."""
         self._nprocs = nprocs
-        ranks = [(f"output of rank {rank}", rank) for rank in range(nprocs)]
-        self._choice.options = [("output of all ranks", _ALL), *ranks]
+        ranks = [(f"log of rank {rank}", rank) for rank in range(nprocs)]
+        self._choice.options = [("all ranks", _ALL), *ranks]
         self._choice.value = _ALL
 
     def set_stopping(self, stopping: bool) -> None:

@@ -40,7 +40,8 @@ class ConsoleView:
         self._prompter = prompter or Foreground()
         self._write = write
         self._lines = RankLines(self._write_above, only=only)
-        self._height = 0
+        self._drawn: Sequence[int] = ()
+        """The columns of each line that is on the screen."""
         self._pace = Pace()
 
     @property
@@ -100,9 +101,12 @@ class ConsoleView:
         self._write(text)
 
     def _erase(self) -> None:
-        if self._height:
-            sys.stdout.write(_UP_AND_CLEAR.format(self._height))
-            self._height = 0
+        if self._drawn:
+            # Where the user has made the terminal narrower since, it has wrapped them.
+            columns = shutil.get_terminal_size().columns
+            height = sum(max(1, -(-width // columns)) for width in self._drawn)
+            sys.stdout.write(_UP_AND_CLEAR.format(height))
+            self._drawn = ()
             self._pace.forget()
 
     def _draw(self, run: Run) -> None:
@@ -117,7 +121,7 @@ class ConsoleView:
         # A table higher than the screen would scroll, and what has scrolled cannot be erased.
         shown = lines if run.over else lines[: max(1, rows - 2)]
         print("\n".join(shown), flush=True)
-        self._height = 0 if run.over or not self._live else len(shown)
+        self._drawn = () if run.over or not self._live else [len(strip_ansi(line)) for line in shown]
 
 
 def _wrapped(line: str, width: int) -> list[str]:

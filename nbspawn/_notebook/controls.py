@@ -61,6 +61,7 @@ class Controls:
         if self._panel is None:
             self._panel = _Panel(len(run.ranks), self.actions.append)
             self._draw({**self._panel.view, "text/plain": ""}, update=True)
+        self._panel.buttons.ready()
         if self._pump is not None:
             self._pump()
         # For its first widget a busy JupyterLab needs half a minute; a front end without widgets never answers.

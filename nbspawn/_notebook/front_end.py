@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from nbspawn._session.views import View
+from nbspawn._session.views import View, write_to_stdout
 
 if TYPE_CHECKING:
     from nbspawn._notebook.controls import Controls
@@ -28,6 +31,26 @@ def debugger(shell: Any) -> Any:
 def can_redraw(shell: Any) -> bool:
     """Can the terminal move its cursor up?"""
     return sys.stdout.isatty() and not getattr(shell, "simple_prompt", True) and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def saying(shell: Any, text: str) -> Iterator[None]:
+    """Show the text under the cell, or in the terminal, while the block takes long; nothing where nobody looks on."""
+    if in_kernel(shell) and _asks(shell):
+        place = {"display_id": f"nbspawn-{uuid.uuid4().hex}"}
+        shell.display_pub.publish(data={"text/plain": text}, metadata={}, transient=place)
+        try:
+            yield
+        finally:
+            shell.display_pub.publish(data={}, metadata={}, transient=place, update=True)
+    elif not in_kernel(shell) and can_redraw(shell):
+        write_to_stdout(text)
+        try:
+            yield
+        finally:
+            write_to_stdout("\r\x1b[K")
+    else:
+        yield
 
 
 def default_view(shell: Any) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from IPython.core import error
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
 from nbspawn._engine import interrupt_flag
-from nbspawn._notebook import arguments
+from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._protocol import process_state
 from nbspawn._rank import traced
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob
     from nbspawn._session.pool import Pool
 
+_IMPORTS = "torch is being imported into the notebook, for its first ranks …"
 _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto off`"
 
 
@@ -55,7 +57,8 @@ class SpawnMagics(Magics):
         # IPython shows the docstring at `%%spawn?`: it is the usage, set below.
         if "torch" not in sys.modules and not process_state.has_directory():
             raise error.UsageError(process_state.NO_DIRECTORY)  # an import of torch would end this process: MKL exits
-        with interrupt_flag.deferred():
+        first = "torch" not in sys.modules
+        with front_end.saying(self.shell, _IMPORTS) if first else nullcontext(), interrupt_flag.deferred():
             traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
@@ -116,7 +119,9 @@ class SpawnMagics(Magics):
 
     def _run(self, pool: Pool, job: CellJob, given: Any, asked: Sequence[int] | None = None) -> Any:
         from nbspawn._notebook import cell as cells
-        from nbspawn._notebook import front_end, gpu_memory
+        from nbspawn._notebook import gpu_memory
+        from nbspawn._payload.diagnosis import RETURN_ANOTHER
+        from nbspawn._state.wording import name_ranks
         from nbspawn.errors import RankExitedError, RankRaisedError
 
         shell = self.shell
@@ -131,7 +136,7 @@ class SpawnMagics(Magics):
         if given.background:
             view = front_end.background_view(shell, given)
             outcome: Any = pool.run_in_background(job, options, view, asked)
-            silent = False
+            silent, unsent = False, {}
         else:
             try:
                 outcome = pool.run(job, options, asked)
@@ -139,9 +144,12 @@ class SpawnMagics(Magics):
                 if shell.call_pdb:
                     cells.debugged_already(shell)
                 raise
-            silent = outcome.empty or job.command.silent
+            silent, unsent = outcome.empty or job.command.silent, outcome.unsent
         if given.out:
             shell.user_ns[given.out] = outcome
+            if unsent:
+                only = f"{given.out} has the text only of what {name_ranks(unsent).lower()} returned"
+                print(f"{only}: {next(iter(unsent.values()))}. {RETURN_ANOTHER}")
             return None
         return None if silent else outcome
 

@@ -207,6 +207,7 @@ class Panel:
         except SpawnError as error:
             self._report.value = f"<pre>{escape(str(error))}</pre>"
             self._report.layout.display = ""
+        self._buttons.ready()
         self._refresh()
 
     def _close(self) -> None:

@@ -15,7 +15,7 @@ from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
 from nbspawn._rank import namespace
-from nbspawn._render import collectives, kept, memory
+from nbspawn._render import collectives, kept, memory, variables
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
@@ -75,7 +75,8 @@ def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
         return _HANDLERS["diff"](_Request(sessions, auto, *given))
     words = arguments.split(line, arguments.RANKS_PARSER)
     verb, *rest = [word for word in words if not word.startswith("@")] or [""]
-    if verb not in _HANDLERS or len(rest) != bool(verb and _ARGUMENTS[verb]):
+    argument = _ARGUMENTS.get(verb, "")
+    if verb not in _HANDLERS or not bool(argument) - argument.startswith("[") <= len(rest) <= bool(argument):
         expected = ", ".join(one.usage for one in VERBS)
         raise UsageError(f"unknown command {line!r}: expected one of {expected}; %ranks alone lists the ranks")
     return _HANDLERS[verb](_Request(sessions, auto, words, rest[0] if rest else ""))
@@ -167,11 +168,13 @@ def _logs(request: _Request) -> None:
 
 
 def _stacks(request: _Request) -> None:
+    if request.argument not in ("", "native"):
+        raise UsageError(f"`%ranks stacks` expects nothing or native, got {request.argument!r}")
     supervisor = request.pool.supervisor
     if supervisor is None:
         print("the ranks are idle")
     else:
-        display(supervisor.report("stacks").data, raw=True)
+        display(supervisor.report(f"{request.argument} stacks".strip()).data, raw=True)
 
 
 def _collectives(request: _Request) -> None:
@@ -185,6 +188,16 @@ def _idle_collectives(pool: Pool) -> Report:
     reports = pool.ask("collectives")
     run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=pool.names).of_kept(())
     return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
+
+
+def _vars(request: _Request) -> None:
+    pool = request.pool
+    display(variables_of(pool, _at(request.name)).data, raw=True)
+
+
+def variables_of(pool: Pool, name: str = "") -> Report:
+    """What ``%ranks vars`` shows."""
+    return variables.report(f"Variables of {pool.nprocs} ranks{name}", pool.ask("variables"), pool.nprocs)
 
 
 def _memory(request: _Request) -> None:
@@ -236,6 +249,7 @@ _HANDLERS: dict[str, Callable[[_Request], Any]] = {
     "wait": _wait,
     "stacks": _stacks,
     "collectives": _collectives,
+    "vars": _vars,
     "memory": _memory,
     "debug": _debug,
     "diff": _diff,

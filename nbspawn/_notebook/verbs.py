@@ -24,8 +24,9 @@ VERBS = (
     Verb("restart", "", "start the same ranks again, without their variables"),
     Verb("interrupt", "", "raise KeyboardInterrupt in ranks that run in the background"),
     Verb("wait", "", "wait for the background run, and answer its prompts"),
-    Verb("stacks", "", "show the stack of each rank"),
+    Verb("stacks", "[native]", "show the stack of each rank; native code of those that stand still, or else of all"),
     Verb("collectives", "", "show the last collectives of each process group, and which ranks do not agree"),
+    Verb("vars", "", "show each variable of the ranks, and where the ranks have other values"),
     Verb("memory", "", "show what takes each rank's memory: tensors by variable, what is shared, what torch caches"),
     Verb(
         "debug",

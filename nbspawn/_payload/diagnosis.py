@@ -22,6 +22,7 @@ from nbspawn._payload.pickler import Pickler
 MAX_DEPTH, MAX_TRIALS = 12, 500  # how deep to look, and how many parts to try
 
 _INSIDE = "Create it inside the cell"
+RETURN_ANOTHER = "Return something that can be sent: a list of its items, numbers, text."
 OR_FORK = ", or run with -m fork"
 """What helps on one machine only."""
 SEND_MODULES = (

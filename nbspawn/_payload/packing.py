@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
-from nbspawn._payload.diagnosis import UnloadableError, UnpicklableError, diagnose, one_line, trial
+from nbspawn._payload.diagnosis import RETURN_ANOTHER, UnloadableError, UnpicklableError, diagnose, one_line, trial
 from nbspawn._payload.one_memory import Region
 from nbspawn._payload.pickler import Pickler, being_loaded, by_name, loads
 from nbspawn._protocol import shared_memory
@@ -194,7 +194,8 @@ class Value:
         """The object, the same one at every call. Raises ``UnpicklableError`` if it had to stay or cannot be loaded."""
         result = self.result
         if result.reason:
-            raise UnpicklableError("the result", "the result", f"{result.reason}. It reads: {result.repr}")
+            reason = f"{result.reason}. It reads: {result.repr}"
+            raise UnpicklableError("the result", "the result", reason, RETURN_ANOTHER)
         if not self._loaded:
             try:
                 self._loaded.append(loads(result.data, _on_host(result)))  # type: ignore[arg-type]

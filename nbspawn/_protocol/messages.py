@@ -9,7 +9,7 @@ the types below (plain.py): no foreign code runs where it polls the ranks. Guara
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed``,
-  ``Imported`` and ``Loaded``, then exactly one of ``Returned``, ``Raised`` or ``Leaving``.
+  ``Imported`` and ``Loaded``, then exactly one of ``Returned``, ``Raised``, ``Leaving`` or ``Aborting``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -151,6 +151,19 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Aborting:
+    """C++ code is about to abort the rank's process. ``traceback`` is the main thread's, ``line`` the innermost line of
+    the running cell in it, and ``collectives`` what the rank's recorder has."""
+
+    rank: int
+    time: float
+    traceback: str
+    line: int | None
+    offset: int
+    collectives: Collectives | None = None
+
+
+@dataclass(frozen=True)
 class Stopped:
     """A debugger has stopped the rank's main thread at this line (``post_mortem``: the line that raised). It reads
     commands by ``InputRequest`` until ``Resumed``."""
@@ -159,6 +172,7 @@ class Stopped:
     time: float
     frame: Frame
     post_mortem: bool
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -240,6 +254,7 @@ RankEvent = (
     | Inspected
     | Imported
     | Loaded
+    | Aborting
     | Raised
     | Returned
     | Leaving
@@ -295,11 +310,14 @@ class Stopping:
 @dataclass(frozen=True)
 class Exited:
     """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number), None if
-    it is unknown (_engine/exits.py)."""
+    it is unknown (_engine/exits.py). After an abort ``text`` is what the library said, and ``line`` where the rank's
+    main thread was in the cell, if that is known."""
 
     rank: int
     time: float
     code: int | None
+    text: str = ""
+    line: int | None = None
 
 
 # ---------------------------------------------------------------- commands: kernel -> rank

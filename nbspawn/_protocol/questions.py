@@ -10,9 +10,10 @@ from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.gauges import mapped
 from nbspawn._protocol.memory import Memory
 from nbspawn._protocol.plain import loaded
+from nbspawn._protocol.variables import Variables
 from nbspawn._protocol.wire import pickled
 
-Answer = Collectives | Memory | None
+Answer = Collectives | Memory | Variables | None
 
 _NUMBER = struct.Struct("=I")
 _NAME = struct.Struct("=28s")

@@ -50,6 +50,7 @@ from nbspawn._rank import (
     stacks,
     stdio,
     stuck,
+    terminating,
     traced,
     variables,
 )
@@ -67,6 +68,7 @@ FEATURES: tuple[Feature, ...] = (
     stuck.unblocking,
     questions.answering,
     sampler.sampling,
+    terminating.telling,
     device.ready,
     environment.process_group,
 )

@@ -22,7 +22,7 @@ from typing import Any
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Resumed, Stopped
-from nbspawn._rank import compared
+from nbspawn._rank import compared, stdio
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 from nbspawn._rank.user_frames import UserFrames, is_rank_code
@@ -53,7 +53,8 @@ class DebuggedRank:
         """A session begins, at ``frame`` or, if that is None, where ``raised`` was raised: inform the kernel."""
         self.at_prompt = True
         shown = self.frames.innermost(frame) if self.broken_into and frame is not None else frame
-        self.channel.send(Stopped(self._rank, time.monotonic(), _place(shown, raised), frame is None))
+        place, offset = _place(shown, raised), stdio.log_offset()
+        self.channel.send(Stopped(self._rank, time.monotonic(), place, frame is None, offset))
 
     def resumed(self, soon: bool) -> None:
         """It has ended; ``soon`` says that the rank will not stop again at its next line."""
@@ -165,6 +166,18 @@ class RankPdb:
         if not _is_statement(frame):
             original(self, frame, *args)
 
+    def do_help(self: Any, original: Method, arg: str) -> None:
+        """pdb's help, and that of the commands that the notebook carries out."""
+        if arg in _FOR_ALL_RANKS:
+            self.message(f"{arg}: {_FOR_ALL_RANKS[arg]}")
+            return
+        original(self, arg)
+        if not arg:
+            heading = "For all ranks (type help <topic>):"
+            self.message(f"{heading}\n{'=' * len(heading)}\n{'  '.join(_FOR_ALL_RANKS)}\n")
+
+    do_h = do_help
+
     def do_interact(self: Any, original: Method, arg: str) -> None:
         """A console over the frame's variables. ``exit()`` leads back: a notebook has no end of file to type."""
         frame = self.curframe
@@ -176,6 +189,14 @@ class RankPdb:
         finally:
             sys.displayhook = shows
 
+
+_FOR_ALL_RANKS = {
+    "ranks": "`ranks` lists where each rank is.",
+    "rank": "`rank 2` switches to rank 2, if the debugger has stopped it, too.",
+    "all": "`all n` gives the command n to every rank that the debugger has stopped; so does `all p loss`.",
+    "diff": "`diff loss` compares the value of loss over the ranks that the debugger has stopped.",
+}
+"""What _session/prompts.py and _session/stopped.py do, for ``help``."""
 
 _METHODS = tuple(name for name in vars(RankPdb) if not name.startswith("_"))
 _AGAIN = ("interaction", "format_stack_entry", "stop_here", "do_interact")

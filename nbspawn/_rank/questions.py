@@ -9,13 +9,17 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from nbspawn._protocol import questions
-from nbspawn._rank import memory, recorder
+from nbspawn._rank import memory, recorder, variables
 from nbspawn._rank.channel import Channel
 from nbspawn._rank.info import RankInfo
 
 _log = logging.getLogger(__name__)
 
-ANSWERS: Mapping[str, Callable[[], Any]] = {"collectives": recorder.report, "memory": memory.report}
+ANSWERS: Mapping[str, Callable[[], Any]] = {
+    "collectives": recorder.report,
+    "memory": memory.report,
+    "variables": variables.report,
+}
 """By question. They return plain data (_protocol/)."""
 
 

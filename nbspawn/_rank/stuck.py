@@ -1,10 +1,10 @@
-"""Unblocks a kept rank that does not handle an interrupt, because it waits for a peer in native code.
+"""Unblocks a rank that does not handle an interrupt, because it waits for a peer in native code.
 
 Python runs signal handlers only between its own instructions. gloo's ``abort()`` wakes no call, but when the connection
 to a peer is closed, every call that waits for it raises. So this module closes the connections; NCCL's groups are
 aborted, and what waits for the device goes on. While groups are being made, ranks wait in the store, or for NCCL's
 first connection: if the rank does not go on, these are closed, too. The interrupt, which was pending until the call
-returned, is handled at once. A one-shot rank needs none of this: it is killed.
+returned, is handled at once: ``finally`` blocks run, and a kept rank keeps its variables.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _MAX_PENDING = 0.3  # seconds for which an interrupt may be pending
 
 @contextmanager
 def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, if it is a kept one."""
-    if info.launch.keep:
-        unblocker = _Unblocker(info)
-        info.on_begin.append(unblocker.reset)  # a look at the handled interrupt may not come before the next one
-        info.on_look.append(unblocker.look)
+    """While the rank lives."""
+    unblocker = _Unblocker(info)
+    info.on_begin.append(unblocker.reset)  # a look at the handled interrupt may not come before the next one
+    info.on_look.append(unblocker.look)
     yield
 
 

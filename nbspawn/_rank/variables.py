@@ -1,4 +1,4 @@
-"""The variables of the frame that raised, as lines of bounded length: what a user would print first."""
+"""Variables as lines of bounded length: of the frame that raised, what a user would print first; and of a rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbspawn._accelerators import kinds
+from nbspawn._protocol.variables import Variables
+from nbspawn._rank import namespace
 from nbspawn._rank.imports import is_library
 
 _MOST = 30  # variables
 _WIDTH = 160  # characters of one value
 _BUSY = 1.0  # seconds: a device that is still busy then may wait for a rank that has ended
 
+_MOST_OF_RANK = 200  # variables
+_GIVEN = {"In", "Out", "exit", "quit", "open", "get_ipython", "rank", "local_rank", "world_size"}
+"""Names that IPython and nbspawn have given to every rank."""
 _BORING = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -47,10 +52,21 @@ def of_error(error: BaseException, cells: Iterable[str]) -> list[str]:
     return [f"Variables of {where}:", *(f"    {line}" for line in lines)]
 
 
-def summary(value: Any) -> str:
+def report() -> Variables:
+    """Of this rank. May run beside the user's code, in another thread: so no code of the user's is called."""
+    found = [
+        (str.__str__(name), value)
+        for name, value in list(namespace.of_rank().items())
+        if not name.startswith("_") and name not in _GIVEN and not isinstance(value, _BORING)
+    ]
+    shown = tuple((name, summary(value, _TYPES)) for name, value in found[:_MOST_OF_RANK])
+    return Variables(shown, len(found) - len(shown))
+
+
+def summary(value: Any, others: reprlib.Repr | None = None) -> str:
     """One line: shape, type and statistics of a tensor or an array, or a short repr."""
     try:
-        text = _tensor(value) or _array(value) or _module(value) or _REPR.repr(value)
+        text = _tensor(value) or _array(value) or _module(value) or (others or _REPR).repr(value)
     except Exception as broken:  # a user's __repr__, a device that has failed: the error itself must still be reported
         text = f"<{type(value).__name__}: its repr raised {type(broken).__name__}>"
     text = " ".join(text.split())
@@ -79,6 +95,18 @@ class _Repr(reprlib.Repr):
 
 
 _REPR = _Repr()
+
+
+class _Types(_Repr):
+    """The type only of what is neither Python's own nor torch's: its ``__repr__`` may wait for other ranks."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if type(x).__module__ in ("builtins", "torch"):
+            return super().repr_instance(x, level)
+        return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("__main__.")
+
+
+_TYPES = _Types()
 
 
 def _tensor(value: Any) -> str:

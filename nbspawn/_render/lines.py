@@ -10,6 +10,8 @@ rule by which rows leave it.
   has ever come back from, or until an ordinary line was completed below them.
 - A program that draws several rows at once (rich's progress and tables) hides the cursor meanwhile. Until it shows it
   again, the rows from the one that it began anew last wait, since it will go back to them again, and no others.
+- What has not been gone back to from one ``settle`` to the next leaves: a bar that has ended need not wait for the next
+  line below it.
 - Animated rows that end up blank (a bar with ``leave=False``) are not lines.
 """
 
@@ -62,6 +64,7 @@ class LineBuffer:
         self._column = 0
         self._style = ""
         self._returned = False  # a \r came, and nothing was written since
+        self._highest = 0  # the highest row that the cursor has been in since the last ``settle``
         self._depth = 1  # how many rows the cursor is known to come back over
         self._top: int | None = None  # while the cursor is hidden: the row that was begun anew last
 
@@ -77,6 +80,23 @@ class LineBuffer:
                 ready = index + 1
                 break
         return self._take(ready), self._current()
+
+    @property
+    def holds(self) -> bool:
+        """Do rows wait that ``settle`` may let go?"""
+        return self._row > 0 and self._top is None
+
+    def settle(self) -> list[str]:
+        """Called from time to time, when all that was written so far has been fed: the rows that the cursor has stayed
+        below since the last call."""
+        lines = self._take(min(self._highest, self._row)) if self.holds else []
+        self._highest = self._row
+        return lines
+
+    def pause(self) -> list[str]:
+        """The lines that are still buffered, as something else than text comes next; not a bar, which goes on."""
+        row = self._rows[self._row]
+        return [] if self._top is not None or (isinstance(row, _Row) and row.animated) else self.finish()
 
     def finish(self) -> list[str]:
         """The lines that are still buffered, the unfinished one included: the log, or a cell's part, has ended.
@@ -98,6 +118,7 @@ class LineBuffer:
         ]
         del self._rows[:count]
         self._row -= count
+        self._highest = max(0, self._highest - count)
         if self._top is not None:
             self._top = max(0, self._top - count)
         return lines
@@ -154,6 +175,7 @@ class LineBuffer:
     def _up(self, count: int) -> None:
         count = min(count, _DEPTH_LIMIT)
         self._row = max(0, self._row - count)
+        self._highest = min(self._highest, self._row)
         # Where rows have left already, the cursor is higher than it should be; the rows that follow are those that
         # will be gone back over, so they are marked even if they are not yet written.
         while len(self._rows) <= self._row + count:

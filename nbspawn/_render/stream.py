@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from nbspawn._protocol.messages import Printed
+from nbspawn._render import bars
 from nbspawn._state.wording import few_ranges
 
 # Characters of one line that are shown, and that are kept of a line for the end.
@@ -47,6 +48,8 @@ class MergedStream:
         self._cut: dict[int, _Cut] = {}
         self._wholes: dict[int, int] = {}
         self._groups: dict[int, dict[str | int, list[int]]] = {}
+        self._keys: dict[int, list[str]] = {}
+        self._next: dict[str, set[int]] = {}
 
     @property
     def over_budget(self) -> bool:
@@ -56,9 +59,10 @@ class MergedStream:
     def feed(self, batch: Sequence[Printed], blocks: bool = False) -> str:
         """The text to print for what came in one poll.
 
-        The order of each rank's lines is kept. A line that several ranks have at the same position of the batch is
-        shown once, ``[0,2-3] line``, after everything that comes before it in any of them. ``blocks``: only where all
-        that they have is the same, so that what a debugger shows is not cut into pieces.
+        The order of each rank's lines is kept. A line that several ranks have at the same position of the batch, or
+        that is the next of others, is shown once, ``[0,2-3] line``, after everything that comes before it in any of
+        them; so are finished progress bars with the same counts. ``blocks``: only where all that they have is the same,
+        so that what a debugger shows is not cut into pieces.
         """
         return self.feed_part(batch, batch, blocks)[0]
 
@@ -76,6 +80,11 @@ class MergedStream:
         first_with: dict[tuple[str, ...], int] = {}
         self._wholes = {rank: first_with.setdefault(tuple(own), rank) for rank, own in lines.items()} if blocks else {}
         self._groups = {}
+        self._keys = {rank: bars.keys(own) for rank, own in lines.items()}
+        self._next = {}
+        for rank, keys in self._keys.items():
+            if keys:
+                self._next.setdefault(keys[0], set()).add(rank)
         shown = dict.fromkeys(lines, 0)  # how many lines of each rank are done with
         text: list[str] = []
         for rank in lines:
@@ -109,11 +118,15 @@ class MergedStream:
         """Show the lines of ``rank`` up to the position ``end``, and what other ranks have before those they share."""
         while shown[rank] < end and not self._over:
             here = shown[rank]
-            line = lines[rank][here]
-            group = [other for other in self._same(rank, here, lines) if shown[other] <= here]
-            for other in group:
+            same = self._same(rank, here, lines)
+            for other in same:
                 self._show(other, here, lines, shown, text)
-            self._spend(group, line, shown, text)
+            if shown[rank] > here:
+                continue  # it was the next of one of these
+            group = [other for other in same if shown[other] == here]
+            if not self._wholes:
+                group = sorted({*group, *self._next.get(self._keys[rank][here], ())})
+            self._spend(group, bars.merged([lines[other][shown[other]] for other in group]), shown, text)
 
     def _same(self, rank: int, here: int, lines: Mapping[int, list[str]]) -> list[int]:
         """The ranks that have the same line at this position as ``rank``, itself included."""
@@ -121,8 +134,8 @@ class MergedStream:
             groups = self._groups[here] = {}
             for other, own in lines.items():
                 if here < len(own):
-                    groups.setdefault(self._wholes.get(other, own[here]), []).append(other)
-        return self._groups[here][self._wholes.get(rank, lines[rank][here])]
+                    groups.setdefault(self._wholes.get(other, self._keys[other][here]), []).append(other)
+        return self._groups[here][self._wholes.get(rank, self._keys[rank][here])]
 
     def _spend(self, group: list[int], line: str, shown: dict[int, int], text: list[str]) -> None:
         if self._over:
@@ -141,7 +154,11 @@ class MergedStream:
             return
         text.append(marked)
         for rank in group:
+            keys = self._keys[rank]
+            self._next[keys[shown[rank]]].discard(rank)
             shown[rank] += 1
+            if shown[rank] < len(keys):
+                self._next.setdefault(keys[shown[rank]], set()).add(rank)
 
     def _line(self, ranks: list[int], line: str) -> str:
         return f"{self._mark(ranks)}{line}".rstrip(" ") + "\n"

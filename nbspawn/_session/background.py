@@ -23,7 +23,7 @@ from nbspawn._session import views
 from nbspawn._session.supervisor import Supervisor
 from nbspawn._session.views import Action, StreamView, View
 from nbspawn._state.run import Run
-from nbspawn.errors import SpawnError, interrupted
+from nbspawn.errors import interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -35,19 +35,23 @@ class Attachment:
     """Connects a run in the background, whose view is drawn from another thread, with a cell that attaches to it, in
     which the user can be asked.
 
-    ``replay``: a cell that attaches first shows what was printed last.
+    ``elsewhere``: what ranks print is shown in another place. A cell that attaches then shows it only from the first
+    prompt on, and what was printed just before that.
     """
 
-    def __init__(self, replay: bool) -> None:
+    def __init__(self, elsewhere: bool) -> None:
         self.present = False
         """Is a cell attached?"""
         self.asked: deque[Action] = deque()
         """Requests that were made by the handle."""
         self._messages: queue.SimpleQueue[str | tuple[str, bool]] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[InputReply | None] = queue.SimpleQueue()
-        self._last: deque[str] = deque(maxlen=_SHOWN if replay else 0)
+        self._elsewhere = elsewhere
+        self._last: deque[str] = deque(maxlen=_SHOWN if elsewhere else 0)
+        self._shows = False
+        """Does the attached cell show what ranks print?"""
         self._lock = threading.Lock()
-        """Text that is printed while a cell attaches is replayed, or passed on to the cell: it is never lost."""
+        """Text is shown with what was printed last, or passed on to the cell: it is never lost."""
 
     def actions(self) -> Sequence[Action]:
         """Requests that were made by the handle since the last call."""
@@ -57,7 +61,7 @@ class Attachment:
         """Pass on what was printed; False if no cell is attached."""
         with self._lock:
             self._last.extend(text.splitlines(keepends=True))
-            if self.present:
+            if self._shows:
                 self._messages.put(text)
             return self.present
 
@@ -72,15 +76,13 @@ class Attachment:
         return None
 
     def attach(self, over: Callable[[], bool]) -> None:
-        """Called in the cell's thread: print what the ranks print, and show their prompts, until ``over()``. An
-        interrupt detaches, and does not stop the run; at a prompt it is the answer instead."""
+        """Called in the cell's thread: show the ranks' prompts, and what they print, until ``over()``. An interrupt
+        detaches, and does not stop the run; at a prompt it is the answer instead."""
         with self._lock:
             while not self._messages.empty():
                 self._messages.get()  # for a cell that has detached
-            last = "".join(self._last)
-            self.present = True
+            self.present, self._shows = True, not self._elsewhere
         try:
-            print(last, end="", flush=True)
             while not over() or not self._messages.empty():
                 try:
                     message = self._messages.get(timeout=_TICK)
@@ -89,9 +91,15 @@ class Attachment:
                 if isinstance(message, str):
                     print(message, end="", flush=True)
                 else:
+                    self._show_last()
                     self._replies.put(views.answer(*message))
         finally:
-            self.present = False
+            self.present = self._shows = False
+
+    def _show_last(self) -> None:
+        with self._lock:
+            last, self._shows = "" if self._shows else "".join(self._last), True
+        print(last, end="", flush=True)
 
 
 class BackgroundView(NamedTuple):
@@ -106,7 +114,7 @@ class BackgroundView(NamedTuple):
 
 def stream_view() -> BackgroundView:
     """The view in scripts: lines marked with their ranks, on ``sys.stdout`` as it is at the time."""
-    attachment = Attachment(replay=False)
+    attachment = Attachment(elsewhere=False)
 
     def write(text: str) -> None:
         if not attachment.write(text):
@@ -124,9 +132,8 @@ class _Shown(str):
 
 def error_text(error: BaseException) -> str:
     """The error as a cell shows it."""
-    return (
-        "\n".join(error._render_traceback_()) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
-    )
+    rendered = getattr(error, "_render_traceback_", None)  # SpawnError's, and a Stop's
+    return "\n".join(rendered()) if rendered is not None else f"{type(error).__name__}: {error}"
 
 
 class BackgroundRun:
@@ -210,7 +217,8 @@ class BackgroundRun:
         return self.done() and isinstance(self._error, KeyboardInterrupt)
 
     def result(self, timeout: float | None = None) -> Results[Any]:
-        """Wait until the run has ended. Meanwhile the calling cell shows what the ranks print, and their prompts.
+        """Wait until the run has ended. Meanwhile the calling cell shows the ranks' prompts. What they print is shown
+        where the run was started, and below a prompt here, too.
 
         Args:
             timeout: seconds to wait at most; None for no limit.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from nbspawn._engine.base import Engine
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.failure import Failure
-from nbspawn._protocol.messages import Event, Raised
+from nbspawn._protocol.messages import Aborting, Event, Raised
 from nbspawn._session import views
 from nbspawn._state.collectives import Reports, findings, stands_still
 from nbspawn._state.run import Run
@@ -34,8 +34,8 @@ class RecordedCollectives:
         self._ask_at = 0.0
 
     def fold(self, event: Event) -> None:
-        """Take note of an error in a collective."""
-        if isinstance(event, Raised) and event.collectives is not None:
+        """Take note of an error in a collective, or of one that ends the process."""
+        if isinstance(event, (Raised, Aborting)) and event.collectives is not None:
             self._raised[event.rank] = event.collectives
 
     def watched(self, run: Run, now: float, at_rest: bool) -> Run:

@@ -32,8 +32,8 @@ class Decision:
 
     reason: str
     signals: Signals
-    stacks_first: Literal["", "python", "native"] = ""
-    """Take the ranks' stacks before the first signal: those of their main threads, or native code and threads too."""
+    stacks_first: Literal["", "main", "deep"] = ""
+    """Take the ranks' stacks before the first signal: main threads' only, or other threads' and native code too."""
     title: tuple[str, ...] = ()
     """What stands above the stacks in the error."""
 
@@ -79,14 +79,14 @@ class StopPolicy:
             return None
         self.timed_out = True
         # However short the grace period, ranks get the time that they need to report where they are.
-        return Decision("the timeout has passed", _escalation(max(self._grace_period, _ANSWER)), "native")
+        return Decision("the timeout has passed", _escalation(max(self._grace_period, _ANSWER)), "deep")
 
     def _press(self, presses: int, failed: Collection[int], stopping: bool) -> Decision:
         again = self._presses > 0 or stopping or presses > 1
         self._presses = presses
         self.stopped_by_user = self.stopped_by_user or not failed
         if again:
-            return Decision("the user has pressed Stop again", Signals(kill=0.0), "python", _KILLED)
+            return Decision("the user has pressed Stop again", Signals(kill=0.0), "main", _KILLED)
         return Decision("the user has pressed Stop", self.escalation)
 
     def _collect(self, now: float) -> Decision | None:

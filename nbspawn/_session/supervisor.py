@@ -27,7 +27,7 @@ from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
 from nbspawn._session.stopped import StoppedComparison, asked_for
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
-from nbspawn._state.stall import stall
+from nbspawn._state.stall import stall, stuck
 from nbspawn.errors import (
     PayloadError,
     RunTimeoutError,
@@ -88,11 +88,13 @@ class Supervisor:
 
     def report(self, what: str) -> Report:
         """One of ``REPORTS``, about this moment."""
-        return self._stacks() if what == "stacks" else self._collectives()
+        return self._collectives() if what == "collectives" else self._stacks(native=what == "native stacks")
 
-    def _stacks(self, note: str = "", open_: bool = True) -> Report:
+    def _stacks(self, note: str = "", open_: bool = True, native: bool = False) -> Report:
+        """With native code of ranks that are stuck, or else of all."""
         title, seen = f"Where the ranks stand after {self._passed()}{note}", views.snapshot(self.run, self._clock())
-        return stacks.report(title, self._engine.look(deep=True), seen, open_)  # the look may take seconds
+        look = self._engine.look(True, range(len(self.run.ranks)) if native else stuck(seen))
+        return stacks.report(title, look, seen, open_)
 
     def _collectives(self) -> Report:
         title, seen = f"Collectives after {self._passed()}", views.snapshot(self.run, self._clock())
@@ -158,7 +160,7 @@ class Supervisor:
                 self._view.show(run, events)
             if any(isinstance(event, (Printed, DisplayData)) for event in events):
                 output_at = self._clock()
-            buffered = began - output_at < 2 * views.BUFFER_TIME
+            buffered = began - output_at < 3 * views.BUFFER_TIME
             at_most = views.POLL_TIME if buffered or self.asking else _TICK
             self._handle_actions(run)
             with self._beside("Breaking into ranks"):
@@ -339,7 +341,8 @@ class Supervisor:
         if decision.stacks_first:
             with self._beside("Looking for stacks"):
                 seen = views.snapshot(run, self._clock())
-                lines = stacks.text(self._engine.look(deep=decision.stacks_first == "native"), seen)
+                deep = decision.stacks_first == "deep"
+                lines = stacks.text(self._engine.look(deep, stuck(seen) if deep else ()), seen)
                 self._stacks_at_end = lines and [*decision.title, *lines]
         self._engine.stop_at(*decision.signals)
 
@@ -353,7 +356,8 @@ class Supervisor:
 
     def _concluded(self, run: Run) -> Results[Any]:
         engine = self._engine
-        logs = f"Full logs: {run.log_dir}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
+        until = "" if engine.logs_stay else " (until the kernel ends; --log-dir keeps them)"
+        logs = f"Full logs: {run.log_dir}{until}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
             raise interrupted([*self._sentences, *self._stood(run), *self._stacks_at_end])
         if self._policy.timed_out:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from nbspawn._protocol.edits import Reload
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, InputReply, Printed
+from nbspawn._render import bars
 from nbspawn._render.report import Report
 from nbspawn._render.stream import MergedStream
 from nbspawn._state.line_profile import Profile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 AT_ONCE = 0.05  # seconds: a shorter run needs no live view
 BUFFER_TIME = 0.1  # seconds for which a view may buffer output, to merge it with that of other ranks
 POLL_TIME = BUFFER_TIME / 2  # seconds between two looks at a run whose output is buffered
+BAR_BUFFER_TIME = 2 * BUFFER_TIME  # seconds, of progress bars that have ended
 STEP_BUFFER_TIME = 1.0  # seconds, while ranks step together in the debugger: they print the same; a prompt flushes
 
 
@@ -55,7 +57,7 @@ class View(Protocol):
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """``events`` have been folded into ``run``. Called at least twice a second, with or without events, and every
-        ``POLL_TIME`` seconds after something was printed or displayed, for twice ``BUFFER_TIME``."""
+        ``POLL_TIME`` seconds after something was printed or displayed, for three times ``BUFFER_TIME``."""
 
     def notify(self, text: str) -> None:
         """Show a message below what the ranks have printed; '' is none."""
@@ -196,8 +198,12 @@ class RankLines:
         if not if_due:
             self._write_first(len(self._buffered))
             return
+        if not self._buffered:
+            return
         time_to_merge = STEP_BUFFER_TIME if self.debugging else BUFFER_TIME
-        if self._buffered and now - self._buffered[0][0] >= time_to_merge:
+        at, first = self._buffered[0]
+        may_wait = now - at < BAR_BUFFER_TIME and any(map(bars.is_one, first.lines))
+        if now - at >= time_to_merge and not may_wait:
             self._write_first(sum(checked_at - at >= time_to_merge / 2 for at, _ in self._buffered))
 
     def flush_rank(self, rank: int) -> None:

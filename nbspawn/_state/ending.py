@@ -15,8 +15,9 @@ class Ending:
 
     If it raised, ``name`` and ``message`` are the exception's, ``traceback`` and ``rendered`` (coloured lines) show it,
     and ``line`` is the line of the running cell, 1-based. Otherwise ``name`` is '', ``code`` is as in
-    ``Process.exitcode`` (None: nobody knows it), and ``text`` is what the rank gave to ``sys.exit``, or why the code is
-    unknown. ``crash`` is the Python stack of a rank that a signal ended, where there is one.
+    ``Process.exitcode`` (None: nobody knows it), and ``text`` is what the rank gave to ``sys.exit``, what a library
+    said before it aborted, or why the code is unknown. ``crash`` is the Python stack of a rank that a signal ended,
+    where there is one; of one that aborted ``traceback`` and ``line`` are its main thread's.
     """
 
     rank: int
@@ -59,7 +60,7 @@ class Ending:
             case Leaving():
                 return Ending(event.rank, event.time, code=event.code, text=event.text)
             case Exited():
-                return Ending(event.rank, event.time, code=event.code)
+                return Ending(event.rank, event.time, line=event.line, code=event.code, text=event.text)
 
     @property
     def raised(self) -> bool:
@@ -81,7 +82,7 @@ class Ending:
         if self.code == 0:
             return "exit code 0 before it had finished"
         code = wording.exit_code(self.code)
-        return f"{code}: {self.text}" if self.text else code
+        return with_line(f"{code}: {self.text}" if self.text else code, self.line)
 
     @property
     def echo(self) -> str:

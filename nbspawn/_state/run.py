@@ -273,7 +273,7 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return replace(rank, state="debugging", since=event.time, position=Position((event.frame,)))
         case Resumed() if rank.state == "debugging":
             return replace(rank, state="running", since=event.time)
-        case Printed():
+        case Printed() if rank.state != "debugging":  # what the debugger shows is not where the rank is
             seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
             return _changed(rank, line=next(seen, rank.line)[:_LINE_LIMIT])
         case Stopping() if rank.ended is None:

@@ -18,7 +18,11 @@ from nbspawn._state.wording import name_ranks, on_host
 PATIENCE = 5.0  # seconds
 _STILL = 15.0  # seconds
 _NOTHING = 0.03  # of a processor: the rank's own sampler takes about 1 %
+_HARDLY = 0.1  # of a processor
 _LONGER = 2.0  # times the longest wait that this run has seen end
+
+_SILENT = 5.0  # seconds without a sign of life: native code holds Python's lock
+_STUCK = 10.0  # seconds in one call
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
 _GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (_rank/sampler.py)
@@ -34,6 +38,16 @@ def overdue(snapshot: Snapshot) -> bool:
         return False  # the run is ending, or waits for the user
     longest = max((snapshot.now - rank.called for rank in run.ranks if rank.state == "waiting"), default=0.0)
     return longest >= max([PATIENCE, *(_LONGER * rank.longest_wait for rank in run.ranks)])
+
+
+def stuck(snapshot: Snapshot) -> list[int]:
+    """The ranks that have stood still for so long that what they do in native code is worth halting them."""
+    return [
+        rank.rank
+        for rank in snapshot.run.ranks
+        if (rank.state == "waiting" or (rank.state == "running" and (rank.cpu or 0.0) < _HARDLY))
+        and (snapshot.now - rank.called >= _STUCK or (rank.alive and snapshot.now - rank.alive >= _SILENT))
+    ]
 
 
 def stall(snapshot: Snapshot) -> str:

@@ -78,10 +78,10 @@ def signal_name(exitcode: int) -> str:
 
 def process_end(rank: int, exitcode: int, text: str = "") -> str:
     """torch's wording for a process that ended without raising, and what is likely behind it; ``text`` is what the
-    rank gave to ``sys.exit``."""
+    rank gave to ``sys.exit``, or a library said before it aborted."""
     if exitcode < 0:
         name = signal_name(exitcode)
-        return f"process {rank} terminated with signal {name}{_LIKELY.get(name, '')}"
+        return f"process {rank} terminated with signal {name}" + (f": {text}" if text else _LIKELY.get(name, ""))
     if exitcode == 0:
         return f"process {rank} terminated with exit code 0 before it had finished (os._exit, or its main thread died)"
     return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")

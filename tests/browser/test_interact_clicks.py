@@ -116,7 +116,7 @@ def test_a_session_shows_itself(lab: Lab, app: App) -> None:
     notebook.run_all()
     panel = notebook.find(".widget-vbox, .jupyter-widgets").filter(has=lab.page.locator("button")).first
     expect(panel).to_contain_text("idle")
-    panel.locator("select").select_option("output of rank 1")
+    panel.locator("select").select_option("log of rank 1")
     expect(panel).to_contain_text("42")
     button(notebook, "Restart").click()
     expect(panel).to_contain_text("idle")

@@ -128,7 +128,7 @@ dist.barrier()"""
     expect(printed).to_contain_text("of rank 1")
     message = dict(re.findall(r"pid (\d+) of rank (\d)", printed.inner_text()))
     pids = sorted(map(int, message), key=lambda pid: message[str(pid)])
-    outputs.locator("select").select_option("output of rank 1")
+    outputs.locator("select").select_option("log of rank 1")
     expect(outputs.locator(".jupyter-widgets pre")).to_have_text(f"pid {pids[1]} of rank 1")
     expect(table).to_contain_text("Rank 0 has waited")
     expect(table).to_contain_text(
@@ -224,7 +224,7 @@ count"""
     expect(stacks).to_contain_text("Rank 0, waiting")
     expect(stacks.locator("pre").nth(0)).to_contain_text("Cell In[2], line 8")
     expect(stacks.locator("pre").nth(1)).to_contain_text("time.sleep(0.01)")
-    outputs.locator("select").select_option("output of rank 1")
+    outputs.locator("select").select_option("log of rank 1")
     outputs.get_by_role("button", name="Debug rank 1").click()
     expect(outputs.nth(0).locator("tbody tr").nth(1)).to_contain_text("debugging")
     expect(outputs.get_by_role("button", name="Stop")).to_be_disabled()

@@ -58,7 +58,7 @@ def started(nothing_left: None, tmp_path: Path) -> Any:
 @pytest.mark.parametrize("method", EVERY_METHOD)
 def test_ranks_in_python_in_native_code_and_with_threads(started: Any, method: str) -> None:
     context = started(ranks.stand_in_different_places, 3, method)
-    found = context.look(deep=True)
+    found = context.look(deep=True, native=range(3))
     assert [frame.name for frame in found[0].frames if frame.line] == ["stand_in_different_places", "pause"]
     assert [frame.name for frame in found[1].frames if frame.line] == ["stand_in_different_places"]
     assert found[0].frames[0].file == HERE == found[1].frames[0].file
@@ -158,7 +158,7 @@ def test_one_without_an_answer_was_seen_somewhere() -> None:
 
 
 def test_many_ranks_answer(started: Any) -> None:
-    found = started(ranks.mark_and_sleep, 24, "forkserver").look(deep=True)
+    found = started(ranks.mark_and_sleep, 24, "forkserver").look(deep=True, native=range(24))
     assert len(found) == 24 and len({stack.frames for stack in found.values()}) == 1
     assert next(iter(found.values())).frames[-1 - _native(found[0])].name == "mark_and_sleep"
 
@@ -176,7 +176,7 @@ def test_py_spy_that_may_not_look_or_gives_nonsense_is_no_error(
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
         monkeypatch.setattr(native, "_py_spy", lambda program=program: str(program))
-        found = context.look(deep=True)
+        found = context.look(deep=True, native=range(2))
         assert found[0].frames[-1].name == "mark_and_sleep" and not _native(found[0])
 
 

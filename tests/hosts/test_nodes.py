@@ -157,7 +157,7 @@ def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> 
     assert str(caught.value).startswith(f"rank 2 of 4 ({socket.gethostname()}): KeyError: 'hieght'")
     assert (caught.value.rank, caught.value.node, caught.value.host) == (2, 1, socket.gethostname())
     assert Path(caught.value.log_path).read_text() == "last words\n", "a copy, on this machine"
-    assert re.search(rf"Full logs: {socket.gethostname()}:/\S+, {socket.gethostname()}:/\S+$", str(caught.value), re.M)
+    assert re.search(rf"Full logs: {socket.gethostname()}:/\S+, {socket.gethostname()}:/\S+ \(until", str(caught.value))
 
 
 class Typist:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from kernels import Cell, Kernel, Reply, ok, wait_until
 
+from nbspawn._protocol.messages import InputReply
 from nbspawn._session.background import Attachment
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
@@ -46,13 +47,13 @@ def test_later_cells_run_and_stay_clean(kernel: Kernel, flag: str, method: str) 
     assert kernel.execute("h.result(timeout=0.01)").ename == "TimeoutError"
     ok(kernel.execute(f"open({flag!r}, 'w').close()"))
     reply = ok(kernel.execute("list(h.wait())"))
-    assert reply.result == "[0, 10]" and "end of 0" in reply.text()
+    assert reply.result == "[0, 10]" and reply.text() == "", "what they print is shown once"
     cell.see(lambda: cell.reply.table["text/plain"].count("done") == 2, "the last table stays")
     assert "end of 1" in "".join(places(cell.reply))
     assert "no ranks are alive" in ok(kernel.execute("%ranks")).text()
 
 
-def test_what_is_printed_while_somebody_begins_to_attend_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_printed_while_somebody_begins_to_answer_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         def flush(self) -> None:
             """A rank prints at the worst moment: the first lines are on their way to the front end."""
@@ -61,11 +62,21 @@ def test_what_is_printed_while_somebody_begins_to_attend_reaches_them(monkeypatc
                 thread.start()
                 thread.join()
 
-    attachment = Attachment(replay=True)
+    attachment = Attachment(elsewhere=True)
     attachment.write("early\n")
+    replies: list[InputReply | None] = []
+    asking = threading.Thread(target=lambda: replies.append(attachment.ask("name? ", False)))
+
+    def over() -> bool:
+        if not asking.ident:
+            asking.start()
+        return bool(replies)
+
     monkeypatch.setattr("sys.stdout", screen := Screen())
-    attachment.attach(lambda: True)
-    assert screen.getvalue() == "early\nlate\n"
+    monkeypatch.setattr("nbspawn._session.views.answer", lambda *_: InputReply("text", "Ada"))
+    attachment.attach(over)
+    asking.join()
+    assert screen.getvalue() == "early\nlate\n" and replies == [InputReply("text", "Ada")]
 
 
 def test_a_display_is_put_in_its_place(kernel: Kernel, flag: str) -> None:
@@ -93,6 +104,16 @@ def test_interrupt(kernel: Kernel, flag: str, how: str) -> None:
     ok(kernel.execute(how))
     assert kernel.execute("h.wait()").ename == "KeyboardInterrupt"
     kernel.assert_no_rank()
+
+
+def test_a_stop_is_told_in_the_same_words_everywhere(kernel: Kernel, flag: str) -> None:
+    cell = start(kernel, LOOP.format(flag=flag))
+    wait_until(lambda: kernel.value("h.run.counts").get("running") == 2, "they run")
+    ok(kernel.execute("h.cancel()"))
+    reply = kernel.execute("h.wait()")
+    cell.see(lambda: "KeyboardInterrupt" in places(cell.reply)[-1], "the error is shown")
+    assert places(cell.reply)[-1] == reply.traceback
+    assert reply.traceback.startswith("KeyboardInterrupt: the ranks were stopped.\nRanks 0-1 were at line ")
 
 
 def test_an_interrupt_ends_the_wait_and_not_the_run(kernel: Kernel, flag: str) -> None:

@@ -49,6 +49,17 @@ def test_a_breakpoint_in_one_rank_while_the_others_wait_for_it(kernel: Kernel, m
     assert kernel.value("list(out)") == [103.0] * 3
 
 
+def test_help_names_what_is_for_all_ranks(kernel: Kernel) -> None:
+    user = User(kernel, "%%spawn 2\nprint('begun')\nbreakpoint()")
+    shown = user.say("help")
+    assert "Documented commands" in shown and "For all ranks (type help <topic>):" in shown
+    assert "ranks  rank  all  diff" in shown
+    assert "gives the command n to every rank" in user.say("h all")
+    user.until(lambda: user.cell.reply.table["text/plain"].count("begun") == 2, "not what the debugger has shown last")
+    user.say("all c")
+    ok(user.cell.wait())
+
+
 LOCKSTEP = """%%spawn 3 -b gloo -m {method} -o out
 import torch, torch.distributed as dist
 x = torch.tensor([float(rank)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import IPython
 import pytest
-from kernels import Kernel, Reply, assigned, ok, once, wait_until
+from kernels import ExecutedKernel, Kernel, Reply, assigned, ok, once, wait_until
 
 CELL_NUMBERS = IPython.version_info[0] >= 8  # "Cell In[5], line 2"; IPython 7 shows the cell's file name
 
@@ -533,11 +533,25 @@ def test_a_lock_with_forkserver_is_an_error_with_a_remedy(kernel: Kernel) -> Non
     assert reported.startswith("uses cannot travel") and "lock" in reported
 
 
+def test_a_first_cell_says_at_once_what_it_waits_for(tmp_path: Path) -> None:
+    """The import of torch takes seconds; nothing is left of the sentence."""
+    with ExecutedKernel(tmp_path) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        cell = kernel.submit("%%spawn 2\nrank")
+        said = "torch is being imported into the notebook, for its first ranks …"
+        cell.see(lambda: any(said in str(output.get("data")) for output in cell.reply.outputs), "it is said")
+        assert kernel.ranks() == []
+        reply = ok(cell.wait())
+        assert said not in str(reply.saved) and reply.result == "[0] 0\n[1] 1"
+
+
 def test_a_result_that_cannot_travel_is_shown(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n(i for i in range(3))"))
     assert "<generator object" in reply.result
     single = kernel.execute("_[1]")
     assert single.ename == "PayloadError" and "rank 1" in single.evalue and "generator" in single.evalue
+    said = ok(kernel.execute(f"%%spawn 2 -m {method} -o out\n(i for i in range(3)) if rank else 3")).text()
+    assert said.startswith("out has the text only of what rank 1 returned: the result is a generator. Return something")
 
 
 def test_fork_refused_after_a_process_group(own_kernel: Kernel) -> None:

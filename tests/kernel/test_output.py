@@ -177,6 +177,37 @@ sys.stderr.write('50 %\\r'); print('after')"""
         assert lines == ["step 0 said"] * 3 + ["step 1 said"] * 3 + ["outer: 100%", "end", "after"]
 
 
+def test_bars_of_all_ranks_are_one_line_each(kernel: Kernel, method: str) -> None:
+    """In order, whatever each rank's rates are, though one rank alone prints between them."""
+    cell = f"""%%spawn 3 -m {method} -b gloo
+import time, torch.distributed as dist
+from tqdm import tqdm
+for epoch in range(3):
+    for step in tqdm(range(4), desc=f'epoch {{epoch}}', mininterval=0):
+        time.sleep(0.01 * (1 + rank))
+    dist.barrier()
+    if rank == 0: print('loss of', epoch)
+    time.sleep(0.5)"""
+    lines = ok(kernel.execute(cell)).text().splitlines()
+    assert [re.sub(r" \d+%.*", "", line) for line in lines] == [
+        line for epoch in range(3) for line in (f"[0-2] epoch {epoch}:", f"[0]   loss of {epoch}")
+    ], lines
+    assert all(re.search(r"4/4 \[00:00<00:00, [\d.]+–[\d.]+it/s\]$", line) for line in lines[::2]), lines
+
+
+def test_a_bar_goes_on_below_a_display(kernel: Kernel, method: str) -> None:
+    """A live plot, replaced at each step: one display, and one bar at the end."""
+    cell = f"""%%spawn 1 -m {method}
+from IPython.display import HTML, clear_output, display
+from tqdm import tqdm
+for step in tqdm(range(5), mininterval=0):
+    clear_output(wait=True)
+    display(HTML(f'<b>{{step}}</b>'))"""
+    reply = ok(kernel.execute(cell))
+    assert [shown["text/html"] for shown in reply.shown] == ["<b>4</b>"]
+    assert reply.text().count("↓") == 1 and ["5/5" in bar for bar in reply.of(0)] == [True], reply
+
+
 AUTO = "from tqdm.auto import tqdm\nfor i in tqdm(range(30), mininterval=0): pass\nprint('end')"
 
 

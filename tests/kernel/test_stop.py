@@ -28,8 +28,8 @@ def interrupted(reply: Reply) -> Reply:
     return reply
 
 
-def finally_ran(folder: Path) -> list[str]:
-    return [(folder / f"finally-{rank}").read_text() for rank in range(3)]
+def finally_ran(folder: Path, nprocs: int = 3) -> list[str]:
+    return [(folder / f"finally-{rank}").read_text() for rank in range(nprocs)]
 
 
 # ---------------------------------------------------------------- interrupts
@@ -110,6 +110,23 @@ def test_stop_at_a_collective(kernel: Kernel, method: str) -> None:
     cell.until_ranks("ready", range(2))
     kernel.interrupt()
     interrupted(cell.wait())
+
+
+def test_stop_of_ranks_that_wait_for_each_other_in_native_code(kernel: Kernel, method: str, tmp_path: Path) -> None:
+    """They raise, and tidy up, without the grace period."""
+    cell = kernel.submit(f"""%%spawn 2 -m {method} -g 600 --backend gloo
+import torch, torch.distributed as dist
+pair = dist.new_group([0, 1])
+print('ready')
+try:
+    dist.all_reduce(torch.ones(1), group=pair if rank else None)
+finally:
+    open({str(tmp_path)!r} + f'/finally-{{rank}}', 'a').write('x')""")
+    cell.until_ranks("ready", range(2))
+    kernel.interrupt()
+    reply = cell.wait()
+    interrupted(reply)
+    assert finally_ran(tmp_path, 2) == ["x"] * 2 and reply.table["text/plain"].count("interrupted") == 2, reply
 
 
 def test_stop_of_a_shell_command(kernel: Kernel, method: str, tmp_path: Path) -> None:

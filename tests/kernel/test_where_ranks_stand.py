@@ -41,7 +41,8 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
 
 @pytest.mark.extended
 def test_stacks_when_the_time_is_out_with_and_without_native_frames(kernel: Kernel) -> None:
-    ok(kernel.execute("from nbspawn._engine import native\nfound = native._py_spy"))
+    imports = "from nbspawn._engine import native\nfrom nbspawn._state import stall"
+    ok(kernel.execute(f"{imports}\nfound = native._py_spy\nstall._STUCK = 1"))
     try:
         for absent in (False, True):
             if absent:
@@ -52,7 +53,22 @@ def test_stacks_when_the_time_is_out_with_and_without_native_frames(kernel: Kern
             assert ("native: c10d::Work::wait (libtorch_cpu.so)" in waiting) is not absent
             assert "dist.barrier()" in waiting and "in stuck\n" in holding
     finally:
-        kernel.execute("native._py_spy = found")
+        ok(kernel.execute("native._py_spy, stall._STUCK = found, 10.0"))
+
+
+def test_only_who_asks_for_it_halts_ranks_that_work(kernel: Kernel) -> None:
+    """py-spy halts a process for up to a second."""
+    cell = kernel.submit("%%spawn 2 --background\nimport time\ntime.sleep(600)")
+    cell.see(lambda: cell.reply.outputs and cell.reply.table["text/plain"].count("time.sleep") == 2, "they are there")
+    try:
+        quick, native = (
+            ok(kernel.execute(f"%ranks stacks{which}")).outputs[-1]["data"]["text/plain"] for which in ("", " native")
+        )
+        assert "time.sleep(600)" in quick and "native: " not in quick
+        assert "time.sleep(600)" in native and "native: " in native
+        assert "nothing or native, got 'deep'" in kernel.execute("%ranks stacks deep").traceback
+    finally:
+        ok(kernel.execute("%ranks stop"))
 
 
 def test_stacks_of_a_rank_that_gets_no_processor(kernel: Kernel) -> None:

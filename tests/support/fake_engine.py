@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
@@ -20,6 +20,7 @@ class FakeEngine:
     cell = "cell"
     log_dir = "/no/such/logs"
     logs_exist = False
+    logs_stay = False
 
     def __init__(self, nprocs: int, *script: tuple[float, Event | Callable[[], object]], obey: str = "interrupt"):
         self.nprocs = nprocs
@@ -76,7 +77,7 @@ class FakeEngine:
                         self._plan.append((self.now + delay, Exited(rank, self.now + delay, SIGNALS[how])))
                         break
 
-    def look(self, deep: bool) -> dict[int, Stack]:
+    def look(self, deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
         self.did.append((self.now, f"look, {deep=}"))
         self.now += self.answer_takes
         return {rank: Stack((Frame("train.py", 7, "train"),)) for rank in range(self.nprocs) if rank not in self._ended}

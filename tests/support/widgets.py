@@ -185,7 +185,7 @@ class Part:
 
     def choose(self, rank: int | None) -> None:
         """The rank whose output is shown; None: all."""
-        lists = [n for n, one in self.models.items() if "output of all ranks" in one.get("_options_labels", ())]
+        lists = [n for n, one in self.models.items() if "all ranks" in one.get("_options_labels", ())]
         self.screen.update(lists[0], index=0 if rank is None else rank + 1)
 
     def prompt(self, text: str) -> dict[str, Any]:

@@ -135,6 +135,33 @@ def test_a_bar_that_ended_waits_for_an_ordinary_line() -> None:
     assert buffer.feed(b"after\n") == ([bar, "after"], "")
 
 
+def test_a_bar_that_ended_leaves_when_the_cursor_stays_below_it() -> None:
+    """From one look to the next, whether the next bar has begun or not."""
+    buffer = LineBuffer()
+    bar = f"level 0: 100%|{'█' * 41}| 3/3"
+    for below, current in (b"", ""), (b"\r50 %", "50 %"):
+        buffer.feed(written_by_tqdm(1) + below)
+        assert buffer.settle() == []
+        assert buffer.settle() == [bar] and buffer.feed(b"") == ([], current)
+        buffer.finish()
+
+
+def test_bars_that_are_gone_back_to_do_not_leave() -> None:
+    buffer = LineBuffer()
+    for update in written_by_tqdm(2, leave=False).split(b"\x1b[A")[:-1]:
+        assert buffer.feed(update + b"\x1b[A")[0] == [] and buffer.settle() == [] and buffer.settle() == []
+
+
+def test_something_else_than_text_comes() -> None:
+    """What is not complete is a line, so that the order is kept; a bar goes on."""
+    buffer = LineBuffer()
+    buffer.feed(b"name? ")
+    assert buffer.pause() == ["name? "]
+    buffer.feed(b"\r10 %")
+    assert buffer.pause() == [] and buffer.feed(b"\r20 %") == ([], "20 %")
+    assert buffer.finish() == ["20 %"]
+
+
 def test_a_buffer_begins_anew_after_it_has_finished() -> None:
     buffer = LineBuffer()
     buffer.feed(b"10 %\r20 %\x1b[3")

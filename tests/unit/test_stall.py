@@ -22,7 +22,7 @@ from nbspawn._protocol.messages import (
 )
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
-from nbspawn._state.stall import PATIENCE, stall
+from nbspawn._state.stall import PATIENCE, stall, stuck
 from nbspawn._state.whereabouts import silent
 
 CELL = ("%%spawn 4", "import time", "dist.all_reduce(x)", "time.sleep(50)", "dist.barrier()")
@@ -50,6 +50,17 @@ def sentence(run: Run, now: float) -> str:
 
 
 WAIT = [at(rank, 3, 1.0, "all_reduce") for rank in (0, 2, 3)]
+
+
+def test_ranks_that_are_worth_halting() -> None:
+    """Those that wait long or do not answer, and do not compute."""
+    alive = [Measured(rank, 11.0, 0.0, 0, 0, -1, -1) for rank in range(4)]
+    computes = [Measured(2, moment, moment, 0, 0, -1, -1) for moment in (10.0, 11.0)]
+    run = run_of(at(0, 3, 1.0, "all_reduce"), at(1, 3, 5.0, "all_reduce"), at(2, 4, 1.0), at(3, 4, 1.0))
+    assert stuck(Snapshot(reduce(run, [*alive, *computes], 0.0), 11.5, source)) == [0, 3]
+    assert stuck(Snapshot(reduce(run, [*alive[:1], *alive[2:], *computes], 0.0), 12.0, source)) == [0, 3]
+    silent_soon = reduce(run, [Measured(1, 6.0, 0.0, 0, 0, -1, -1), alive[0], *computes, alive[3]], 0.0)
+    assert stuck(Snapshot(silent_soon, 11.5, source)) == [0, 1, 3]
 
 
 def on_gpu(rank: int, line: int, since: float) -> Sampled:

@@ -66,7 +66,7 @@ def test_a_second_press_kills() -> None:
     play.presses = 1
     play.at(101.0)
     play.presses = 2
-    assert play.at(101.5) == KILL and play.stacks == "python"
+    assert play.at(101.5) == KILL and play.stacks == "main"
     play.presses = 3
     assert play.at(102.0) == KILL
 
@@ -152,7 +152,7 @@ def test_timeout() -> None:
     play = Play(timeout=10.0)
     assert play.policy.wait(109.8, 0.5) == pytest.approx(0.2)
     assert play.at(109.9) is None and not play.policy.timed_out
-    assert play.at(110.0) == GENTLY and play.stacks == "native"
+    assert play.at(110.0) == GENTLY and play.stacks == "deep"
     assert play.policy.timed_out and not play.policy.stopped_by_user
     assert play.policy.wait(110.1, 0.5) == 0.5, "the loop does not spin afterwards"
 

@@ -49,6 +49,20 @@ def test_a_shared_line_comes_after_all_that_came_before_it() -> None:
     ]
 
 
+def test_what_is_the_next_of_others_is_shown_once() -> None:
+    """Wherever it stands in what each has printed: rank 0 alone reports the loss."""
+    assert feed(stream(3), (0, "loss=0.1 bar"), (1, "bar"), (2, "bar")) == ["[0]   loss=0.1", "[0-2] bar"]
+    assert feed(stream(2), (0, "a b"), (1, "b b")) == ["[0]   a", "[0-1] b", "[1]   b"]
+    assert feed(stream(2), (0, "a b c"), (1, "c b")) == ["[0]   a", "[1]   c", "[0-1] b", "[0]   c"]
+
+
+def test_finished_bars_are_one_line() -> None:
+    merged = stream(2)
+    bars = ("100%|██| 5/5 [00:01<00:00, 3.1it/s]", "100%|██| 5/5 [00:02<00:00, 2.9it/s]")
+    text = merged.feed([Printed(0, ("loss 0.1", bars[0]), ""), Printed(1, (bars[1],), "")])
+    assert text.splitlines() == ["[0]   loss 0.1", "[0-1] 100%|██| 5/5 [00:01–00:02<00:00, 2.9–3.1it/s]"]
+
+
 def test_up_to_the_last_line_of_one_rank() -> None:
     """What others have printed since may be that rank's next."""
     merged = stream(3)
