@@ -69,7 +69,7 @@ class Importer:
     started."""
 
     def __init__(self) -> None:
-        with in_own_group():
+        with traced.not_in_children(), in_own_group():
             resource_tracker.ensure_running()  # before the mask, which it would lift
         self.killed = False
         executable = os.fsencode(spawn.get_executable())

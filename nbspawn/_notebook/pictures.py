@@ -1,6 +1,7 @@
 """Displays a widget together with a picture of it: plain HTML, which is what is left where there is no kernel.
 
-The picture is an output of its own. While the widget is in the page, a style within the widget hides the picture.
+The picture is an output of its own. While the widget is in the page, a style within the widget hides the picture. Where
+there is no widget, JupyterLab and Notebook say "Loading widget..." for ever; a style within the picture hides that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import ipywidgets  # type: ignore[import-untyped]
 from IPython import get_ipython
 
 from nbspawn._notebook.controls import view_of
+
+_LOADING = ".jp-OutputArea-child:not(:has(.jp-OutputArea-output *)):has(+.jp-OutputArea-child .{}){{display:none}}"
+"""The output before the one with this class, if there is no element in it."""
 
 
 class Picture:
@@ -41,5 +45,6 @@ class Picture:
 
     def _draw(self, update: bool) -> None:
         assert self._publish is not None
-        data = {"text/html": f'<div class="{self._name}">{self._html}</div>', "text/plain": ""}
+        hides = f"<style>{_LOADING.format(self._name)}</style>"
+        data = {"text/html": f'<div class="{self._name}">{hides}{self._html}</div>', "text/plain": ""}
         self._publish(data=data, metadata={}, transient={"display_id": self._name}, update=update)

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from nbspawn._notebook.displays import RankDisplays
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Event, InputReply, Printed
-from nbspawn._render import html, profile, text
+from nbspawn._render import curves, html, profile, text
 from nbspawn._render.report import Report
 from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
+from nbspawn._state.curves import Curves
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
@@ -101,6 +102,7 @@ class NotebookView:
         """Print and display in the order of the events; redraw if that is due."""
         self.run = run
         self._lines.debugging = "debugging" in run.counts
+        self._table.curves.add(events, time.monotonic())
         for event in events:
             if isinstance(event, Printed):
                 self._lines.add([event])
@@ -220,6 +222,7 @@ class _Table:
         self.placed = False
         """Does the display exist?"""
         self.profile: Profile
+        self.curves = Curves()
         self._publish = publish
         self._unfolds = unfolds
         self._id = f"nbspawn-{uuid.uuid4().hex}"
@@ -255,7 +258,7 @@ class _Table:
         drawn = text.rows(seen)
         data = {"text/plain": text.table(seen, drawn=drawn)}
         if self.kind == "html":
-            data["text/html"] = html.table(seen, drawn)
+            data["text/html"] = html.table(seen, drawn) + curves.html(self.curves, run)
         if run.over and profile.worth_showing(self.profile):
             if self._unfolds:
                 data["text/plain"] += "\n\n" + profile.text(self.profile, seen)

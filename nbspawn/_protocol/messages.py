@@ -9,7 +9,7 @@ the types below (plain.py): no foreign code runs where it polls the ranks. Guara
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed``,
-  ``Imported`` and ``Loaded``, then exactly one of ``Returned``, ``Raised``, ``Leaving`` or ``Aborting``.
+  ``Imported``, ``Loaded`` and ``Logged``, then exactly one of ``Returned``, ``Raised``, ``Leaving`` or ``Aborting``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
 - ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
@@ -234,6 +234,15 @@ class Imported:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """``nbspawn.log`` in the rank: the newest ``numbers``, by name."""
+
+    rank: int
+    time: float
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Loaded:
     """Files of the user's that the rank has imported since the last such message, and in which versions. Kept ranks
     send it, at the end of a command. The engine looks whether they are edited (_engine/edits.py)."""
@@ -254,6 +263,7 @@ RankEvent = (
     | Inspected
     | Imported
     | Loaded
+    | Logged
     | Aborting
     | Raised
     | Returned
@@ -425,6 +435,6 @@ class Inspect:
 
 
 Event = RankEvent | Dropped | Printed | Measured | Stopping | Exited
-UNHURRIED = (Printed, Measured, Sampled, Imported)
+UNHURRIED = (Printed, Measured, Sampled, Imported, Logged)
 """Events that may wait for a moment, to be handled together with others."""
 Command = RunFunction | RunCell | InputReply | Inspect | Regroup | Close

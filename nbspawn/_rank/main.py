@@ -36,6 +36,7 @@ from nbspawn._rank import (
     imports,
     libraries,
     listener,
+    logged,
     namespace,
     outcome,
     pools,
@@ -69,6 +70,7 @@ FEATURES: tuple[Feature, ...] = (
     questions.answering,
     sampler.sampling,
     terminating.telling,
+    logged.logging,
     device.ready,
     environment.process_group,
 )
@@ -188,6 +190,7 @@ def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
     ended = _run(info, channel)
     if not channel.own:
         _end_forked(ended)
+    logged.send()
     if info.rank < _TELLING and (modules := info.imported.take()):
         channel.send(Imported(info.rank, modules))
     if info.launch.keep and (files := info.own.take()):

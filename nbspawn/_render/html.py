@@ -54,6 +54,8 @@ _WIDTHS = {
     "device": "4.5em",
     GPU: "10em",
 }
+_FROM = {"cpu": 560, "memory": 700, TREND: 800, GPU: 900}
+"""Pixels of the output from which on a column is there: below, the line of code needs its room."""
 # Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
 _SHORT = 20
 
@@ -66,15 +68,17 @@ BOX = (
 _LINE = "height:20px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
 _TABLE = (
     "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0;"
-    "min-width:540px;table-layout:fixed;width:100%"
+    "min-width:300px;table-layout:fixed;width:100%"
 )
 _ROW = "background:none;height:20px"
-_CELL = "padding:0 14px 0 0;white-space:nowrap"
+_CELL = "padding:0 12px 0 0;white-space:nowrap"
 _HEAD = "box-sizing:content-box;font-weight:normal;overflow:hidden;text-overflow:ellipsis"
 _WARNING = "color:var(--jp-warn-color0,#c60)"
-_STATE, _GPU_STATE = "9em", "15.5em"  # 'waiting for input'; 'waiting for its GPU 1 min 20 s'
+# 'interrupted', of a run that is over; 'waiting for input', or 'waiting 1.2 s'; 'waiting for its GPU 1 min 20 s'
+_END_STATE, _STATE, _GPU_STATE = "6.5em", "9em;width:clamp(8.2em,20cqw,9em)", "15.5em"
 _MARK = "display:inline-block;width:1.2em"
-_SPARKLINE = "font-size:75%"  # blocks are up to 0.8 em wide
+_HIDES = "overflow:hidden"
+_MEASURED = {name: _HIDES for name in _FROM} | {TREND: f"{_HIDES};font-size:75%"}  # blocks are up to 0.8 em wide
 _CLIPPED = "overflow:hidden;text-overflow:ellipsis"
 _CODE = "font-family:var(--jp-code-font-family,monospace);overflow:hidden;text-overflow:ellipsis;white-space:pre"
 
@@ -101,16 +105,18 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
     nodes = any(row.node for row in drawn)
     columns = numbers(run, drawn)
     why = escape(stall(snapshot))
+    state = _END_STATE if run.over else _GPU_STATE if "device" in columns else _STATE
+    label = LABEL_WIDTH + 2 if len(run.ranks) > MAX_ROWS else 5
     return "".join(
         [
-            f'<div style="{BOX};overflow-x:auto">',
+            f'<div style="{BOX};overflow-x:auto;container-type:inline-size">',
             _heading(snapshot),
             f'<table style="{_TABLE}"><thead><tr style="{_ROW};color:{QUIET}">',
-            _cell("th", "rank", "right", f"{_HEAD};width:{6 if len(run.ranks) <= MAX_ROWS else LABEL_WIDTH + 2}ch"),
+            _cell("th", "rank", "right", f"{_HEAD};width:{label}ch"),
             _cell("th", "node", "left", f"{_HEAD};width:{NODE_WIDTH}ch") if nodes else "",
-            _cell("th", "state", "left", f"{_HEAD};width:{_GPU_STATE if live and 'device' in columns else _STATE}"),
+            _cell("th", "state", "left", f"{_HEAD};width:{state}"),
             _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
-            *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}") for name in columns),
+            *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}{_narrow(name)}") for name in columns),
             _cell("th", "last line, result or error", "left", _HEAD),
             "</tr></thead><tbody>",
             *(
@@ -126,11 +132,19 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
     )
 
 
+def _narrow(column: str) -> str:
+    """The style of a column that is not there where the output is narrow."""
+    if column not in _FROM:
+        return ""
+    room = f"(100cqw - {_FROM[column]}px)*99"
+    return f";width:clamp(0px,{room},{_WIDTHS[column]});padding-right:clamp(0px,{room},12px)"
+
+
 def _line_width(run: Run) -> str:
-    """What a cell of short lines needs; else half of what the other columns leave. The same as long as the run lasts,
-    so that no column ever moves."""
+    """What a cell of short lines needs; else a third. The same as long as the run lasts, so that no column ever
+    moves."""
     longest = max((len(line.strip()) for line in run.source), default=_SHORT)
-    return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ""
+    return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ";width:33cqw"
 
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:
@@ -144,10 +158,10 @@ def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:
         + f'<tr style="{_ROW}" title="{clip(whole, _WIDTH)}">'
         + _cell("td", row.label, "right")
         + (_cell("td", escape(clip(row.node, NODE_WIDTH)), "left", _CLIPPED, row.node) if nodes else "")
-        + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left")
+        + _cell("td", f"<b>{state}</b>" if row.state == "failed" else state, "left", _HIDES)
         + (_cell("td", escape(clip(row.at, _WIDTH)), "left", _CODE, row.at) if live else "")
         + "".join(
-            _cell("td", content, "left", _SPARKLINE) if name == TREND else _cell("td", content, "right")
+            _cell("td", content, "left" if name == TREND else "right", _MEASURED.get(name, ""))
             for name, content in measured.items()
         )
         + _cell("td", escape(clip(row.text, _WIDTH)), "left", _CODE)

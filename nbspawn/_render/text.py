@@ -248,6 +248,8 @@ def numbers(run: Run, drawn: Sequence[Row]) -> dict[str, list[str]]:
             "device": [row.device_memory for row in drawn],
             GPU: [row.gpu for row in drawn],
         }
+        if all(len(set(trend.strip())) <= 1 for trend in columns[TREND]):
+            del columns[TREND]  # flat
     return {name: column for name, column in columns.items() if any(column)}
 
 

@@ -105,6 +105,7 @@ def test_interact(lab: Lab, app: App) -> None:
     picture = notebook.find("div[class^=nbspawn-]")
     expect(picture).to_be_visible()
     expect(picture.locator("table").first).to_contain_text("✗ failed")
+    expect(lab.page.get_by_text("Loading widget...").first).to_be_hidden()
     expect(picture).to_contain_text("train(speed=8, fail=True)")
     expect(picture).to_contain_text("KeyError: 'hieght'")
     expect(notebook.find("button.jupyter-button")).to_have_count(0)

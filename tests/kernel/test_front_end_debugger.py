@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from debugged import Debugged
 from kernels import ExecutedKernel, ok, wait_gone
@@ -46,7 +47,9 @@ time.sleep(600)""")
         wait_gone([int(pid)])  # by the guardian: it has left the rank's session
     ok(kernel.execute("%%spawn 2 --keep\nx = rank"))
     assert ok(kernel.execute("%%ranks\nx")).result == "[0] 0\n[1] 1"
+    started = [child.pid for child in psutil.Process(kernel.pid).children(recursive=True)]
     kernel.shutdown()
+    wait_gone(started)
 
 
 def test_it_stops_neither_in_nbspawn_nor_in_ranks_and_says_so(debugged: Debugged) -> None:

@@ -1,0 +1,98 @@
+"""Numbers that ranks print by name become curves; other text does not."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+from nbspawn._protocol.messages import Logged, Printed
+from nbspawn._render.curves import html
+from nbspawn._state.curves import Curves
+from nbspawn._state.run import Run
+
+
+def curves_of(*lines: str, rank: int = 0, bar: bool = False) -> Curves:
+    curves = Curves()
+    for moment, line in enumerate(lines):
+        curves.add([Printed(rank, () if bar else (line,), line if bar else "")], 100.0 + moment)
+    return curves
+
+
+def values(curves: Curves) -> dict[str, list[float]]:
+    return {name: next(iter(ranks.values())).values for name, ranks in curves.drawn.items()}
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("epoch {} loss {:.2f}", "loss"),
+        ("step {}/10 | train/loss: {:.3f} |", "train/loss"),
+        ("{{'epoch': {}.0, 'eval_loss': {:.4f}}}", "eval_loss"),
+        ("Epoch {}:  40%|████      | 4/10 [00:01<00:00,  3.2it/s, v_num=0, acc={:.2f}]", "acc"),
+        ("iteration {}: Validation loss={:.1e}, done", "loss"),
+        ("{} val_acc {:.2f}", "val_acc"),
+    ],
+)
+def test_numbers_with_names(line: str, name: str) -> None:
+    found = values(curves_of(*(line.format(step, 0.5 - step / 10) for step in range(3))))
+    assert found[name] == [0.5, 0.4, 0.3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch {} of 10",
+        "took 0.3{} s",
+        "step {}: elapsed: 0.31",
+        "10%|█         | 1/10 [00:0{}<00:09,  1.01it/s]",
+        "version 1.{}",
+        "loss {} 0.5.1",
+        "http://host:80{}.5/loss",
+    ],
+)
+def test_what_is_no_curve(line: str) -> None:
+    assert curves_of(*(line.format(step) for step in range(5))).drawn == {}
+
+
+def test_a_bar_that_is_redrawn_counts_what_has_changed() -> None:
+    assert values(curves_of(*["loss=0.5"] * 9, "loss=0.4", "loss=0.3", bar=True)) == {"loss": [0.5, 0.4, 0.3]}
+    assert values(curves_of("loss=0.5", "loss=0.4")) == {}, "two points are no curve"
+
+
+def test_the_size_is_bounded() -> None:
+    curves = Curves()
+    for step in range(1000):
+        for rank in range(20):
+            line = " ".join(f"n{number}={step}.{rank}" for number in range(9))
+            curves.add([Printed(rank, (line,), "")], float(step))
+    assert len(curves.drawn) == 4 and all(len(ranks) == 8 for ranks in curves.drawn.values())
+    courses = [course for ranks in curves.drawn.values() for course in ranks.values()]
+    assert all(len(course.values) <= 121 and course.values[0] < 1 and course.values[-1] >= 999 for course in courses)
+    assert len(html(curves, Run.new(20, "fork", "", "", 0.0))) < 60_000
+
+
+def test_pictures() -> None:
+    curves = Curves()
+    for step in range(3):
+        for rank in range(2):
+            curves.add(
+                [Printed(rank, (f"<loss>={0.5 - step / 10} loss={1.0 - step / (2 + rank)} lr=0.1",), "")], 1.0 * step
+            )
+    page = html(curves, Run.new(2, "fork", "", "", 0.0))
+    assert page.count("<img") == 2 and 'alt="loss of ranks 0-1: 1 to 0"' in page, page
+    pictures = [
+        ElementTree.fromstring(unquote(part.partition('"')[0])) for part in page.split("data:image/svg+xml,")[1:]
+    ]
+    lines = [[one.attrib["stroke"] for one in picture.iter() if one.tag.endswith("polyline")] for picture in pictures]
+    assert len(set(lines[0])) == 2 and len(lines[1]) == 1, "equal ranks have one line"
+    assert html(Curves(), Run.new(2, "fork", "", "", 0.0)) == ""
+
+
+def test_logged_numbers() -> None:
+    curves = Curves()
+    for step, loss in enumerate((3.0, float("nan"), 2.0, 1.0)):
+        curves.add([Logged(1, float(step), {"loss": loss})], 0.0)
+    assert values(curves) == {"loss": [3.0, 2.0, 1.0]}
+    assert curves.drawn["loss"][1].times == [0.0, 2.0, 3.0]
