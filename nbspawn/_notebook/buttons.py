@@ -37,6 +37,7 @@ class Kind(NamedTuple):
 STOP = Kind("stop", "Stop", "stop", "KeyboardInterrupt in every rank")
 STACKS = Kind("stacks", "Stacks", "align-left", "Show the stack of every rank")
 COLLECTIVES = Kind("collectives", "Collectives", "exchange", "Show the last collectives of every rank")
+VARIABLES = Kind("variables", "Variables", "table", "Show the variables of every rank, and where they differ")
 DEBUG = Kind("debug", "Debug all", "bug", "Stop at the next line of Python, at a debugger's prompt")
 
 
@@ -68,7 +69,7 @@ class Buttons:
     def _pressed(self, kind: Kind) -> None:
         if kind is STOP:
             self.set_stopping(True)
-        elif kind in (STACKS, COLLECTIVES):
+        elif kind in (STACKS, COLLECTIVES, VARIABLES):
             self._working.append(kind)
             self.by_kind[kind].disabled, self.by_kind[kind].icon = True, "spinner"
         self._act(Action(kind.what, self.chosen if kind is DEBUG else ()))

@@ -15,13 +15,14 @@ from typing import Protocol
 import ipywidgets  # type: ignore[import-untyped]
 
 from nbspawn._engine import inherited
-from nbspawn._notebook.buttons import COLLECTIVES, STACKS, STOP, Buttons, Kind
+from nbspawn._notebook.buttons import COLLECTIVES, STACKS, STOP, VARIABLES, Buttons, Kind
 from nbspawn._notebook.pictures import Picture
-from nbspawn._notebook.ranks import idle_table
+from nbspawn._notebook.ranks import idle_table, variables_of
 from nbspawn._notebook.slots import close
 from nbspawn._notebook.tails import tail
 from nbspawn._rank import traced
 from nbspawn._render import html, kept
+from nbspawn._render.report import Report
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun
 from nbspawn._session.pool import Pool
@@ -59,9 +60,8 @@ class Subject(Protocol):
     def log(self, rank: int) -> str:
         """The path of its log; '' if there is none."""
 
-    @property
-    def supervisor(self) -> Supervisor | None:
-        """Of what the ranks run; None if they are idle."""
+    def report(self, what: str) -> Report | None:
+        """What one of the buttons shows; None of ranks that are idle, if it is about what they run."""
 
     def do(self, what: str) -> None:
         """One of the other buttons was pressed."""
@@ -70,7 +70,7 @@ class Subject(Protocol):
 class _OfPool:
     """Kept ranks."""
 
-    kinds: Sequence[Kind] = (_INTERRUPT, _RESTART, _END, STACKS, COLLECTIVES)
+    kinds: Sequence[Kind] = (_INTERRUPT, _RESTART, _END, STACKS, COLLECTIVES, VARIABLES)
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -94,9 +94,10 @@ class _OfPool:
         except StartError:
             return ""
 
-    @property
-    def supervisor(self) -> Supervisor | None:
-        return self._pool.supervisor
+    def report(self, what: str) -> Report | None:
+        if what == VARIABLES.what:
+            return variables_of(self._pool)
+        return _of(self._pool.supervisor, what)
 
     def do(self, what: str) -> None:
         background = self._pool.background
@@ -133,12 +134,15 @@ class _OfRun:
     def log(self, rank: int) -> str:
         return log_path(self._run.run, rank)
 
-    @property
-    def supervisor(self) -> Supervisor | None:
-        return self._run.supervisor
+    def report(self, what: str) -> Report | None:
+        return _of(self._run.supervisor, what)
 
     def do(self, what: str) -> None:
         self._run.cancel()
+
+
+def _of(supervisor: Supervisor | None, what: str) -> Report | None:
+    return supervisor.report(what) if supervisor is not None else None
 
 
 class Panel:
@@ -198,9 +202,9 @@ class Panel:
     def _act(self, action: Action) -> None:
         """In the kernel's own thread."""
         try:
-            if action.what in REPORTS:
-                supervisor = self._subject.supervisor
-                self._report.value = supervisor.report(action.what).html if supervisor is not None else ""
+            if action.what in (*REPORTS, VARIABLES.what):
+                report = self._subject.report(action.what)
+                self._report.value = report.html if report is not None else ""
                 self._report.layout.display = "" if self._report.value else "none"
             else:
                 self._subject.do(action.what)

@@ -17,6 +17,7 @@ from nbspawn._state.wording import name_ranks
 _WIDTH = 110
 _MOST_FRAMES = 24  # of one stack: the outermost and, above all, the innermost
 _MOST_GROUPS = 12
+_TOLD = 2.5  # seconds: ranks tell where they are every two, and may have made many short calls since
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/")
 
 _PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre-wrap"
@@ -89,9 +90,11 @@ def _state(ranks: list[int], snapshot: Snapshot, frames: tuple[Frame, ...]) -> s
     waiting = [rank for rank in every if rank.state == "waiting" and _is_at(rank.position.frames, frames)]
     if not waiting:
         return ":"
-    longest = max(snapshot.now - rank.called for rank in waiting)
-    what = "for its GPU" if waiting[0].position.device else f"in {waiting[0].position.call}"
-    return f", waiting {duration(longest)} {what}:"
+    longest, position = max(snapshot.now - rank.called for rank in waiting), waiting[0].position
+    what = "for its GPU" if position.device else f"in {position.call}"
+    if longest >= _TOLD:
+        return f", waiting {duration(longest)} {what}:"
+    return f", waiting {what}:" if any(frame.name == position.call for frame in frames) else ":"
 
 
 def _is_at(position: tuple[Frame, ...], frames: tuple[Frame, ...]) -> bool:

@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from nbspawn._protocol.messages import Event, Logged, Printed
 
-_NAMES = 4
+_NAMES = 4  # that are drawn
+_KNOWN = 32  # names, most of them of settings, which are printed once
 _RANKS = 8
 _POINTS = 60  # of one rank, and up to twice as many
 _LEAST = 3  # points: fewer are no curve
@@ -48,14 +50,17 @@ class Course:
 
 
 class Curves:
-    """Of one run: the first names, and of each the first ranks that print it."""
+    """Of one run: the first names, and the first ranks that print any."""
 
     def __init__(self) -> None:
         self._courses: dict[str, dict[int, Course]] = {}
+        self._ranks: set[int] = set()
 
     def add(self, events: Iterable[Event], now: float) -> None:
         """These have happened by ``now``."""
         for event in events:
+            if len(self._ranks) == _RANKS and event.rank not in self._ranks:
+                continue
             if isinstance(event, Printed):
                 for line in event.lines[-_LINES:]:
                     self._read(event.rank, line, now)
@@ -72,7 +77,7 @@ class Curves:
             name: {rank: course for rank, course in sorted(ranks.items()) if len(course.values) >= _LEAST}
             for name, ranks in self._courses.items()
         }
-        return {name: ranks for name, ranks in found.items() if ranks}
+        return dict(islice(((name, ranks) for name, ranks in found.items() if ranks), _NAMES))
 
     def _read(self, rank: int, line: str, now: float, again: bool = False) -> None:
         """``again``: a bar that is redrawn, which may not have changed."""
@@ -87,10 +92,8 @@ class Curves:
                 course.add(now, value)
 
     def _course(self, name: str, rank: int) -> Course | None:
-        """None of a name, or of a rank, for which there is no room."""
-        if name not in self._courses and len(self._courses) == _NAMES:
+        """None of a name for which there is no room."""
+        if len(self._courses) == _KNOWN and name not in self._courses:
             return None
-        ranks = self._courses.setdefault(name, {})
-        if rank not in ranks and len(ranks) == _RANKS:
-            return None
-        return ranks.setdefault(rank, Course())
+        self._ranks.add(rank)
+        return self._courses.setdefault(name, {}).setdefault(rank, Course())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,12 +240,19 @@ def test_a_rank_waits_where_its_stack_still_is(seen: tuple[Frame, ...]) -> None:
     run = RUN
     for event in (Started(0, 1, 0.1), Sampled(0, 0.2, Position(seen, "barrier", True), 0.2, ())):
         run = reduce(run, [event], 0.2)
-    heading, *_ = stacks.text({0: Stack((AT_3, IN_TORCH))}, at(run))
-    assert heading == ("Rank 0, waiting 800 ms in barrier:" if seen[:1] and seen[0].line == 3 else "Rank 0:")
+    heading, *_ = stacks.text({0: Stack((AT_3, IN_TORCH))}, replace(at(run), now=10.2))
+    assert heading == ("Rank 0, waiting 10.0 s in barrier:" if seen[:1] and seen[0].line == 3 else "Rank 0:")
     written = AT_3._replace(file="/tmp/\\xe9.py")  # by faulthandler, in a file of that name
     here = Position((AT_3._replace(file="/tmp/é.py"),), "barrier", True)
     run = reduce(RUN, [Started(0, 1, 0.1), Sampled(0, 0.2, here, 0.2, ())], 0.2)
-    assert stacks.text({0: Stack((written,))}, at(run))[0] == "Rank 0, waiting 800 ms in barrier:"
+    assert stacks.text({0: Stack((written,))}, replace(at(run), now=10.2))[0] == "Rank 0, waiting 10.0 s in barrier:"
+
+
+def test_a_short_wait_is_told_if_the_stack_shows_it() -> None:
+    """A rank that calls barrier() again and again may be in something else since it was seen there."""
+    run = reduce(RUN, [Started(0, 1, 0.1), Sampled(0, 0.2, Position((AT_3,), "barrier", True), 0.2, ())], 0.2)
+    for innermost, heading in ("barrier", "Rank 0, waiting in barrier:"), ("backward", "Rank 0:"):
+        assert stacks.text({0: Stack((AT_3, IN_TORCH._replace(name=innermost)))}, at(run))[0] == heading
 
 
 def test_other_threads_are_folded() -> None:

@@ -188,7 +188,7 @@ for epoch in range(3):
     dist.barrier()
     if rank == 0: print('loss of', epoch)
     time.sleep(0.5)"""
-    lines = ok(kernel.execute(cell)).text().splitlines()
+    lines = [line for line in ok(kernel.execute(cell)).text().splitlines() if "[Gloo]" not in line]  # older torch's
     assert [re.sub(r" \d+%.*", "", line) for line in lines] == [
         line for epoch in range(3) for line in (f"[0-2] epoch {epoch}:", f"[0]   loss of {epoch}")
     ], lines

@@ -55,6 +55,13 @@ def test_interrupt_leaves_the_ranks(kernel: Kernel, screen: Screen) -> None:
     assert kernel.value("s.pids") == pids and kernel.value("list(s.execute('rank'))") == [0, 1]
 
 
+def test_the_variables_of_idle_ranks(kernel: Kernel, screen: Screen) -> None:
+    part = begin(screen)
+    ok(kernel.execute("s.execute('answer = 42 + rank')"))
+    part.click("Variables")
+    part.until_text("Variables of 2 ranks", "answer", "42", "43")
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_restart(kernel: Kernel, screen: Screen, method: str) -> None:
     part = begin(screen, method)

@@ -61,6 +61,11 @@ def test_a_bar_that_is_redrawn_counts_what_has_changed() -> None:
     assert values(curves_of("loss=0.5", "loss=0.4")) == {}, "two points are no curve"
 
 
+def test_settings_that_are_printed_once_take_no_room() -> None:
+    settings = " ".join(f"setting{number}=0.{number}" for number in range(9))
+    assert values(curves_of(settings, *(f"loss {loss}" for loss in (0.5, 0.4, 0.3)))) == {"loss": [0.5, 0.4, 0.3]}
+
+
 def test_the_size_is_bounded() -> None:
     curves = Curves()
     for step in range(1000):
