@@ -43,7 +43,7 @@ class _ServerPopen(popen_forkserver.Popen):
     def pid(self) -> int | None:  # type: ignore[override]
         """The server reports it first of all. So several processes can be started without waiting for each in turn."""
         while self._pid is None and not self.server_lost:
-            connection.wait([self.sentinel])
+            connection.wait([self.sentinel], _TICK)  # another thread may read it meanwhile
             self._read_report()
         return self._pid
 

@@ -235,11 +235,12 @@ class Imported:
 
 @dataclass(frozen=True)
 class Logged:
-    """``nbspawn.log`` in the rank: the newest ``numbers``, by name."""
+    """``nbspawn.log`` in the rank: of each number, by name, the newest value, the least and the greatest since the last
+    such message."""
 
     rank: int
     time: float
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True)

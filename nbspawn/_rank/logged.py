@@ -15,16 +15,18 @@ _SPACING = 0.1  # seconds between two messages
 
 
 class _Log:
-    """The newest numbers that were not sent yet."""
+    """What was not sent yet: of each number the newest value, the least and the greatest."""
 
     def __init__(self, rank: int, channel: Channel) -> None:
         self._rank = rank
         self._channel = channel
-        self._numbers: dict[str, float] = {}
+        self._numbers: dict[str, tuple[float, float, float]] = {}
         self._sent_at = 0.0
 
     def add(self, numbers: dict[str, float]) -> None:
-        self._numbers.update(numbers)
+        for name, value in numbers.items():
+            _, least, most = self._numbers.get(name, (value, value, value))
+            self._numbers[name] = value, min(least, value), max(most, value)
         if time.monotonic() - self._sent_at >= _SPACING:
             self.send()
 
@@ -55,8 +57,8 @@ def send() -> None:
 def log(**numbers: Any) -> None:
     """Draw numbers as live curves under the cell that runs on ranks; in the notebook itself, and elsewhere, do nothing.
 
-    At most ten values a second of each rank are drawn, and at most four names of a cell. Numbers that ranks print by
-    name (``loss 0.31``) are drawn without this.
+    Ten times a second the newest value of each rank is drawn, with the least and the greatest since then. There are
+    at most four pictures under a cell. Numbers that ranks print by name (``loss 0.31``) are drawn without this.
 
     Args:
         numbers: by name; a tensor with one element counts as its value.

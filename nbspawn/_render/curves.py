@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from html import escape
 from urllib.parse import quote
@@ -30,16 +31,16 @@ def html(curves: Curves, run: Run) -> str:
 
 def _told(name: str, ranks: Mapping[int, Course]) -> str:
     """'loss of ranks 0-3: 0.912 to 0.314', of the lowest rank."""
-    values = next(iter(ranks.values())).values
-    return f"{name} of rank{'s' * (len(ranks) > 1)} {few_ranges(ranks, _RANKS)}: {values[0]:.4g} to {values[-1]:.4g}"
+    course = next(iter(ranks.values()))
+    values, last = course.values, course.last
+    return f"{name} of rank{'s' * (len(ranks) > 1)} {few_ranges(ranks, _RANKS)}: {values[0]:.4g} to {last:.4g}"
 
 
 def _svg(name: str, ranks: Mapping[int, Course], run: Run) -> Iterator[str]:
     """Single quotes only: it is to be an attribute."""
     end = max(course.times[-1] for course in ranks.values())
     begin = min(course.times[0] for course in ranks.values())
-    low = min(min(course.values) for course in ranks.values())
-    high = max(max(course.values) for course in ranks.values())
+    low, high = min(course.least for course in ranks.values()), max(course.most for course in ranks.values())
     across = (_WIDTH - 2 * _LEFT) / (end - begin or 1.0)
     up = (_HEIGHT - _TOP - 6) / (high - low or 1.0)
     yield (
@@ -47,10 +48,12 @@ def _svg(name: str, ranks: Mapping[int, Course], run: Run) -> Iterator[str]:
         "font-family='system-ui,sans-serif' font-size='11'>"
     )
     yield f"<path d='M0 {_TOP}h{_WIDTH}M0 {_HEIGHT - 4}h{_WIDTH}' stroke='{_TEXT}' stroke-opacity='.25'/>"
-    last = [course.values[-1] for course in ranks.values()]
+    last = [course.last for course in ranks.values()]
     now = f"{last[0]:.4g}" if len(set(last)) == 1 else f"{min(last):.4g} to {max(last):.4g}"
+    if odd := [rank for rank, course in ranks.items() if not math.isfinite(course.last)]:
+        now = f"{ranks[odd[0]].last} in rank{'s' * (len(odd) > 1)} {few_ranges(odd, _RANKS)}"
     yield f"<text x='0' y='12'><tspan font-weight='bold'>{escape(name)}</tspan>  {now}</text>"
-    yield f"<text x='{_WIDTH}' y='12' text-anchor='end'>{low:.3g} to {high:.3g}</text>"
+    yield f"<text x='{_WIDTH}' y='12' text-anchor='end'>min {low:.4g}, max {high:.4g}</text>"
     same = len({(*course.values,) for course in ranks.values()}) == 1 and len(ranks) > 1
     for index, course in enumerate(list(ranks.values())[: 1 if same else None]):
         points = " ".join(

@@ -55,11 +55,13 @@ def _rows(reports: Reports) -> Iterator[Row]:
 
 def _sentences(reports: Reports, nprocs: int) -> list[str]:
     found = []
+    if any(one.found for one in reports.values()):
+        found.append("Compared by what is shown here: `%ranks diff NAME` compares all of a value.")
     if more := max((one.more for one in reports.values()), default=0):
         found.append(f"{more} more variables are not shown.")
     if silent := [rank for rank in range(nprocs) if rank not in reports]:
         found.append(f"{name_ranks(silent)}: no answer; ended, stopped, or in native code that holds Python's lock.")
-    if not found and not any(one.found for one in reports.values()):
+    if not found:
         found.append("The ranks have no variables yet.")
     return found
 

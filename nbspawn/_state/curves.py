@@ -22,12 +22,13 @@ _LINES = 20  # of what a rank has printed at once
 
 _NAMED = re.compile(
     r"""
-    (?<![\w./-]) ["']? (?P<name>[A-Za-z_][\w/.-]{0,30}) ["']? (?P<sign>\ *[=:]\ *|\ +)
-    (?P<value>[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)) (?![\w.:%/])
+    (?<![\w./-]) ["']? (?P<name>(?:(?:train|val|test|eval|dev)\w*\ )?[A-Za-z_][\w/.-]{0,30}) ["']?
+    (?P<sign>\ *[=:]\ *|\ +) ["']? (?P<value>[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)) (?![\w.:%/])
     """,
     re.VERBOSE,
 )
 """A number with a fraction: others count steps. Without a sign only behind a name of ``_METRIC``."""
+_BAR = re.compile(r"\d%\||it/s|s/it|━")
 _TIME = re.compile(r"(?i)time|elapsed|seconds|eta$|^took$")
 _METRIC = re.compile(
     r"(?i)loss|acc|error|perplexity|(?:^|[_/.-])(?:lr|ppl|f1|auc|mse|mae|rmse|bleu|reward|kl)(?:$|[_/.-])"
@@ -36,17 +37,31 @@ _METRIC = re.compile(
 
 @dataclass
 class Course:
-    """``values`` at these ``times`` (CLOCK_MONOTONIC seconds)."""
+    """Finite ``values`` at these ``times`` (CLOCK_MONOTONIC seconds), the ``last`` of all, and the extremes of all."""
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    last: float = math.nan
+    least: float = math.inf
+    most: float = -math.inf
+    of_bar: bool = False
+    """Was it read from a progress bar that was running?"""
 
     def add(self, time: float, value: float) -> None:
-        """One more; where there are too many, every second one is forgotten."""
+        """One more. Where there are too many, of each two the one that differs less from the one before is dropped."""
+        self.last = value
+        if not math.isfinite(value):
+            return
+        self.least, self.most = min(self.least, value), max(self.most, value)
         self.times.append(time)
         self.values.append(value)
         if len(self.values) > 2 * _POINTS:
-            del self.times[1:-1:2], self.values[1:-1:2]
+            kept = [0]
+            for index in range(1, len(self.values) - 2, 2):
+                before = self.values[kept[-1]]
+                kept.append(max(index, index + 1, key=lambda one: abs(self.values[one] - before)))
+            kept.append(len(self.values) - 1)
+            self.times, self.values = [self.times[one] for one in kept], [self.values[one] for one in kept]
 
 
 class Curves:
@@ -66,9 +81,10 @@ class Curves:
                     self._read(event.rank, line, now)
                 self._read(event.rank, event.current, now, again=True)
             elif isinstance(event, Logged):
-                for name, value in event.numbers.items():
-                    if (course := self._course(name, event.rank)) is not None and math.isfinite(value):
-                        course.add(event.time, value)
+                for name, (value, least, most) in event.numbers.items():
+                    if (course := self._course(name, event.rank)) is not None:
+                        for one in (least, most, value) if least < most else (value,):
+                            course.add(event.time, one)
 
     @property
     def drawn(self) -> Mapping[str, Mapping[int, Course]]:
@@ -81,15 +97,22 @@ class Curves:
 
     def _read(self, rank: int, line: str, now: float, again: bool = False) -> None:
         """``again``: a bar that is redrawn, which may not have changed."""
-        if "." not in line and "e" not in line:
+        if "." not in line and "e" not in line and "n" not in line:
             return
-        for found in _NAMED.finditer(line):
+        named = list(_NAMED.finditer(line))
+        for found in named:
             name, value = found["name"], float(found["value"])
             if _TIME.search(name) or not (found["sign"].strip() or _METRIC.search(name)):
                 continue
+            if sum(one["name"] == name for one in named) > 1:  # of what, nobody knows
+                continue
             course = self._course(name, rank)
-            if course is not None and not (again and course.values and course.values[-1] == value):
-                course.add(now, value)
+            if course is None or (again and course.last == value):
+                continue
+            if not again and course.of_bar and _BAR.search(line):
+                continue  # the end of a bar that was followed: the next one may have begun
+            course.of_bar = course.of_bar or again
+            course.add(now, value)
 
     def _course(self, name: str, rank: int) -> Course | None:
         """None of a name for which there is no room."""

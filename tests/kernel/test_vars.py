@@ -24,8 +24,8 @@ def test_variables_of_ranks(kernel: Kernel, method: str) -> None:
     ok(kernel.execute(CELL.format(method=method)))
     try:
         shown = ok(kernel.execute("%ranks vars")).outputs[-1]["data"]
-        title, *lines = shown["text/plain"].splitlines()
-        assert title == "Variables of 3 ranks @trained"
+        title, *lines, how = shown["text/plain"].splitlines()
+        assert title == "Variables of 3 ranks @trained" and "`%ranks diff NAME`" in how
         zeros = "Tensor 64×10 float32 cpu: min 0, mean 0, max 0"
         rows = [re.split(r"  +", line) for line in lines]
         assert rows == [

@@ -98,6 +98,41 @@ def test_pictures() -> None:
 def test_logged_numbers() -> None:
     curves = Curves()
     for step, loss in enumerate((3.0, float("nan"), 2.0, 1.0)):
-        curves.add([Logged(1, float(step), {"loss": loss})], 0.0)
+        curves.add([Logged(1, float(step), {"loss": (loss, loss, loss)})], 0.0)
     assert values(curves) == {"loss": [3.0, 2.0, 1.0]}
     assert curves.drawn["loss"][1].times == [0.0, 2.0, 3.0]
+    curves.add([Logged(1, 4.0, {"loss": (1.0, 0.5, 90.0)})], 0.0)
+    assert values(curves)["loss"][3:] == [0.5, 90.0, 1.0], "what came between two messages"
+
+
+def test_extremes_stay() -> None:
+    curves = curves_of(*(f"loss {100.0 if step == 137 else 1 + step / 1000}" for step in range(1000)))
+    course = curves.drawn["loss"][0]
+    assert max(course.values) == course.most == 100.0 and course.least == 1.0
+    assert "min 1, max 100" in unquote(html(curves, Run.new(1, "fork", "", "", 0.0)))
+
+
+def test_two_numbers_of_one_name_are_told_apart_or_left_out() -> None:
+    lines = [f"epoch {step} train loss {1 - step / 4} val loss {2 - step / 4}" for step in range(3)]
+    assert values(curves_of(*lines)) == {"train loss": [1.0, 0.75, 0.5], "val loss": [2.0, 1.75, 1.5]}
+    assert values(curves_of(*(f"loss 0.{step} loss 1.{step}" for step in range(4)))) == {}
+
+
+def test_quoted_numbers_and_those_that_are_none() -> None:
+    assert values(curves_of(*(f"{{'loss': '0.{step}', 'lr': '1e-05'}}" for step in (3, 2, 1))))["loss"] == [
+        0.3,
+        0.2,
+        0.1,
+    ]
+    curves = curves_of("loss 0.3", "loss 0.2", "loss 0.1", "loss nan")
+    assert values(curves) == {"loss": [0.3, 0.2, 0.1]}
+    page = html(curves, Run.new(2, "fork", "", "", 0.0))
+    assert "nan in rank 0" in unquote(page) and "0.3 to nan" in page
+
+
+def test_a_bar_that_has_ended_does_not_come_after_the_next_one() -> None:
+    bar = " 40%|████      | 4/10 [00:01<00:00,  3.2it/s, acc={}]"
+    curves = curves_of(*(bar.format(value) for value in (0.5, 0.6, 0.7)), bar=True)
+    curves.add([Printed(0, (), bar.format(0.1))], 200.0)
+    curves.add([Printed(0, (bar.format(0.7),), bar.format(0.2))], 201.0)
+    assert values(curves) == {"acc": [0.5, 0.6, 0.7, 0.1, 0.2]}
