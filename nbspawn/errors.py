@@ -89,7 +89,7 @@ class _RankError(SpawnError):
         self.log_path, self.others = first.log_path, others
         self.summary, self.missing = summary, first.missing
         after = [*_follow(first, others), *context]
-        detail = first.rendered or tuple((first.traceback or first.crash).splitlines())
+        detail = first.rendered or tuple(first.traceback.splitlines())
         self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
 
 
@@ -136,8 +136,7 @@ def rank_error(
         lines = [head, *_follow(first, others), *context, "", title]
         error = RankRaisedError("\n".join(lines) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        stack = first.traceback or first.crash
-        lines = [head, *_follow(first, others), *context, *([stack] if stack else [])]
+        lines = [head, *_follow(first, others), *context, *filter(None, [first.traceback])]
         error = RankExitedError(
             "\n".join(lines),
             first.rank,

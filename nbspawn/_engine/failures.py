@@ -42,7 +42,6 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
         ending.traceback,
         ending.rendered,
         ending.line,
-        ending.crash,
         log_path=os.fspath(files.log(ending.rank)),
         lost_peer=ending.lost_peer,
         culprit=ending.culprit,
@@ -56,11 +55,13 @@ def unreported(
     code: int | None,
     error_file: str,
     files: RunFiles,
+    cell: str | None,
     why_unknown: str = "",
     aborting: Aborting | None = None,
 ) -> Ending:
     """The rank's process ended with ``code`` (None: that is unknown, and ``why_unknown``) at ``moment``, and the rank
-    has not reported why, but for what it may have told when it was ``aborting``.
+    has not reported why, but for what it may have told when it was ``aborting``. ``cell`` is the file name of the cell
+    that it ran, if it ran one.
 
     torch's error file, a pickled string, is read for a rank that failed before it had a channel.
     """
@@ -70,8 +71,8 @@ def unreported(
         text = _last_words(files.log(rank)) if code == -signal.SIGABRT else why_unknown
         if aborting is not None:
             return Ending(rank, moment, traceback=aborting.traceback, line=aborting.line, code=code, text=text)
-        crash = stacks.crash(files.crash(rank)) if code is None or code < 0 else ""
-        return Ending(rank, moment, code=code, text=text, crash=crash)
+        traceback, line = stacks.crash(files.crash(rank), cell) if code is None or code < 0 else ("", None)
+        return Ending(rank, moment, traceback=traceback, line=line, code=code, text=text)
     return Ending(rank, moment, name=traceback.strip().rpartition("\n")[2], traceback=traceback)
 
 

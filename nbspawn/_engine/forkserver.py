@@ -221,7 +221,8 @@ class PrivateServer:
         stages = self.learned.stages(self._done | self.report.modules)
         expected = [one for one in stages if is_for(one, self._expected) and trusted.issuperset(one)]
         later = sum(self.learned.estimate(one) for one in expected if not set(one) & set(stage))
-        by_themselves = sum(map(self.learned.estimate, expected)) * max(1.0, nprocs / (os.cpu_count() or 1))
+        own = [name for one in expected for name in one if is_for([name], self._expected)]  # others share their stage
+        by_themselves = self.learned.estimate(own) * max(1.0, nprocs / (os.cpu_count() or 1))
         if max(0.0, -late) + later > by_themselves or late > by_themselves:  # so late that it may never be there
             return ""
         names = (next(name for name in one if is_for([name], self._expected)) for one in expected)

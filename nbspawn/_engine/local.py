@@ -182,7 +182,7 @@ class LocalRanks(ProcessContext):
     def _begun(self, commands: Mapping[int, RunCell | RunFunction], numbers_before: Mapping[int, int]) -> CommandState:
         first = next(iter(commands.values()))
         cell = first.filename if isinstance(first, RunCell) else None
-        outcomes = Outcomes(self.processes, self.error_files, self.files)
+        outcomes = Outcomes(self.processes, self.error_files, self.files, cell)
         return CommandState(commands, numbers_before, outcomes, Stacks(self.files, cell))
 
     def send(self, rank: int, command: Command) -> None:

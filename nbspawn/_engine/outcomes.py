@@ -16,9 +16,12 @@ Report = Returned | Raised | Leaving
 
 
 class Outcomes:
-    """``error_files`` are torch's: they hold the error of a rank that failed before it had a channel."""
+    """``error_files`` are torch's: they hold the error of a rank that failed before it had a channel. ``cell`` is the
+    file name of the cell that the ranks run, if they run one."""
 
-    def __init__(self, processes: Sequence[BaseProcess], error_files: Sequence[str], files: RunFiles) -> None:
+    def __init__(
+        self, processes: Sequence[BaseProcess], error_files: Sequence[str], files: RunFiles, cell: str | None
+    ) -> None:
         self.reported: dict[int, Report] = {}
         self.aborting: dict[int, Aborting] = {}
         self.failures: list[Failure] = []
@@ -30,6 +33,7 @@ class Outcomes:
         self._processes = processes
         self._error_files = error_files
         self._files = files
+        self._cell = cell
 
     def note(self, event: Report) -> None:
         """The rank's own report. One that ended as the user asked it to is no failure."""
@@ -47,7 +51,7 @@ class Outcomes:
         if isinstance(outcome, (Raised, Leaving)) or (isinstance(outcome, Returned) and not code):
             return None
         error_file, aborting = self._error_files[rank], self.aborting.get(rank)
-        ending = failures.unreported(rank, moment, code, error_file, self._files, why_unknown, aborting)
+        ending = failures.unreported(rank, moment, code, error_file, self._files, self._cell, why_unknown, aborting)
         if rank not in self.stopped and rank not in self.interrupted:
             self.failures.append(self._failure(ending))
         elif outcome is None:

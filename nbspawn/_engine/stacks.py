@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,16 @@ from pathlib import Path
 from nbspawn._engine import native as native_code
 from nbspawn._engine import signals
 from nbspawn._protocol import plain
-from nbspawn._protocol.frames import Frame, Stack, Threads, ThreadsAt, is_after_the_last_line, is_runner, users_frames
+from nbspawn._protocol.frames import (
+    Frame,
+    Stack,
+    Threads,
+    ThreadsAt,
+    is_after_the_last_line,
+    is_own,
+    is_runner,
+    users_frames,
+)
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.plain import NotPlainError
 from nbspawn._protocol.signals import STACK
@@ -113,15 +122,16 @@ def _wants_a_processor(pid: int) -> bool:
 def sentences(
     stood: Mapping[int, tuple[Frame, ...]], cell: str | None, names: Mapping[str, str], ending: str
 ) -> list[str]:
-    """'Ranks 0 and 3 were at line 12, in wait.', of ranks that ran this ``cell`` (None: a function). ``names`` are
-    IPython's for the notebook's cells, by file name."""
+    """'Ranks 0 and 3 were at line 12, in wait, and were stopped.', of ranks that ran this ``cell`` (None: a function).
+    ``names`` are IPython's for the notebook's cells, by file name."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(stood):
         groups.setdefault(_place(stood[rank], cell, names), []).append(rank)
     found = []
     for place, ranks in groups.items():
         verb = "was" if len(ranks) == 1 else "were"
-        found.append(f"{name_ranks(ranks)} {verb} {place}{f' and {verb} {ending}' if ending else ''}.")
+        end = f"{',' * (', ' in place)} and {verb} {ending}" if ending else ""
+        found.append(f"{name_ranks(ranks)} {verb} {place}{end}.")
     return found
 
 
@@ -134,7 +144,7 @@ def _place(frames: tuple[Frame, ...], cell: str | None, names: Mapping[str, str]
     in_cell = [frame for frame in frames if frame.file == cell]
     if not in_cell:
         return "not in the cell's code"
-    public = (frame.name for frame in reversed(frames) if not frame.name.startswith("_"))  # of backward's
+    public = (frame.name for frame in reversed(frames) if not (frame.name.startswith("_") or is_own(frame)))
     name = next(public, innermost.name)
     return f"at line {in_cell[-1].line}" + ("" if name.startswith("<") else f", in {name}")
 
@@ -161,18 +171,16 @@ def is_whole(text: str) -> bool:
     return written.endswith(_CUT) or any(map(is_runner, _all_frames(written)))
 
 
-def crash(path: Path) -> str:
-    """The stack of a rank that crashed, as faulthandler wrote it, without the frames that are not the user's."""
-    try:
-        text = path.read_text("utf-8", "replace")
-    except OSError:  # deleted, or this process has no descriptor left
-        return ""
-    lines = text.partition("\n\nExtension modules:")[0].splitlines()
-    ours = [number for number, line in enumerate(lines) if any(part in line for part in _NOT_THE_USERS)]
-    return "\n".join(lines[: ours[0]] if ours else lines)
-
-
-_NOT_THE_USERS = (f"{os.sep}IPython{os.sep}core{os.sep}interactiveshell.py", f"{os.sep}nbspawn{os.sep}_rank{os.sep}")
+def crash(path: Path, cell: str | None) -> tuple[str, int | None]:
+    """The stack of a rank that crashed, as a traceback, and its innermost line in this cell, where faulthandler has
+    found any."""
+    text = _text(path, 0)
+    if not (stack := [frame for frame in frames(text) if not is_own(frame)]):
+        return "", None
+    shown = traceback.format_list([(*frame[:2], frame.name, None) for frame in stack])
+    lines = [frame.line for frame in stack if frame.file == cell]
+    reason = text.partition("\n\n")[0]  # 'Fatal Python error: Segmentation fault'
+    return f"{reason}\nTraceback (most recent call last):\n{''.join(shown)}", lines[-1] if lines else None
 
 
 def _read(path: Path, start: int) -> tuple[Frame, ...]:

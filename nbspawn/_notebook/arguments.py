@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import re
 import shlex
@@ -26,7 +27,13 @@ class Parser(argparse.ArgumentParser):
         """The error in one line, and where the options are listed."""
         from nbspawn.errors import UsageError  # imports torch, which %load_ext must not wait for
 
-        raise UsageError(f"{message}. {self.prog}? lists the options.")
+        raise UsageError(f"{message}{self._meant(message)}. {self.prog}? lists the options.")
+
+    def _meant(self, message: str) -> str:
+        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
+        options = (option for action in self._actions for option in action.option_strings)
+        close = difflib.get_close_matches(unknown[1], options, 1) if unknown else []
+        return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _parser() -> Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -76,9 +77,14 @@ def do(line: str, sessions: Sessions, auto: AutoMode) -> Any:
     words = arguments.split(line, arguments.RANKS_PARSER)
     verb, *rest = [word for word in words if not word.startswith("@")] or [""]
     argument = _ARGUMENTS.get(verb, "")
-    if verb not in _HANDLERS or not bool(argument) - argument.startswith("[") <= len(rest) <= bool(argument):
+    if verb not in _HANDLERS:
+        close = difflib.get_close_matches(verb, _HANDLERS, 1)
+        meant = f" (did you mean `%ranks {close[0]}`?)" if close else ""
         expected = ", ".join(one.usage for one in VERBS)
-        raise UsageError(f"unknown command {line!r}: expected one of {expected}; %ranks alone lists the ranks")
+        raise UsageError(f"unknown command {line!r}{meant}: expected one of {expected}; %ranks alone lists the ranks")
+    if not bool(argument) - argument.startswith("[") <= len(rest) <= bool(argument):
+        got = repr(" ".join(rest)) if rest else "nothing"
+        raise UsageError(f"`%ranks {verb}` expects {argument or 'nothing more'}, got {got}")
     return _HANDLERS[verb](_Request(sessions, auto, words, rest[0] if rest else ""))
 
 
@@ -136,8 +142,13 @@ def _list(request: _Request) -> None:
 
 
 def _stop(request: _Request) -> None:
-    for name in request.names:
-        request.sessions.pop(name).close()
+    names = request.names
+    if not names:
+        print(_NONE)
+    for name in names:
+        pool = request.sessions.pop(name)
+        pool.close()
+        print(f"{name_ranks(range(pool.nprocs))}{_at(name)}: ended.")
         if request.auto.target == name:
             _switch(request.auto, None)
 

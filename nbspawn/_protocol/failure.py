@@ -19,11 +19,10 @@ class Failure:
     what: str
     """One line: 'KeyError: 'hieght'' or 'terminated with signal SIGSEGV'."""
     traceback: str = ""
+    """Of a rank that a signal ended: its Python stack, where there is one."""
     rendered: tuple[str, ...] = ()
     line: int | None = None
     """The line of the cell, 1-based."""
-    crash: str = ""
-    """The Python stack of a rank that a signal ended, where there is one."""
     log_path: str = ""
     node: int = 0
     """The machine that the rank was on, 0 for the first."""

@@ -51,12 +51,18 @@ _RUNNERS = (
 )
 
 
+_OWN = os.path.join("nbspawn", "_rank", "")
 _DEVICE = os.path.join("nbspawn", "_rank", "device.py")
 
 
 def is_runner(frame: Frame) -> bool:
     """Is this the frame that runs the user's cell or function?"""
     return any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS)
+
+
+def is_own(frame: Frame) -> bool:
+    """Is this a frame of nbspawn's, between the user's code and what that has called, such as ``input``?"""
+    return _OWN in frame.file
 
 
 def is_after_the_last_line(frames: Iterable[Frame]) -> bool:

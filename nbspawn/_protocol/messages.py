@@ -126,13 +126,15 @@ class Raised:
 @dataclass(frozen=True)
 class Returned:
     """The rank has finished, with this value. The user's code began at time ``ready``, after nbspawn's own
-    preparations, such as making a process group."""
+    preparations, such as making a process group. ``collectives``: the last ones of a rank that cannot be asked any
+    more, as its process ends."""
 
     rank: int
     time: float
     value: Result
     offset: int
     ready: float = 0.0
+    collectives: Collectives | None = None
 
     def lost(self, reason: str) -> Returned:
         """The same without the value, which cannot travel."""

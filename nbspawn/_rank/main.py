@@ -44,6 +44,7 @@ from nbspawn._rank import (
     program_arguments,
     prompts,
     questions,
+    recorder,
     regrouped,
     sampler,
     seeds,
@@ -195,7 +196,9 @@ def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
         channel.send(Imported(info.rank, modules))
     if info.launch.keep and (files := info.own.take()):
         channel.send(Loaded(info.rank, files))
-    return replace(ended, ready=ready) if isinstance(ended, Returned) else ended
+    if not isinstance(ended, Returned):
+        return ended
+    return replace(ended, ready=ready, collectives=None if info.launch.keep else recorder.at_end())
 
 
 def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
@@ -253,7 +256,7 @@ def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:
     try:
         with info.interrupts.enabled():
             ending.run()
-        return ended
+        return replace(ended, offset=stdio.log_offset())  # a bar that is given up draws itself for the last time
     except BaseException as error:
         return outcome.failed(info.rank, error, skip=__file__)
 

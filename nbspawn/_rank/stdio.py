@@ -79,8 +79,18 @@ class _Stderr(io.TextIOWrapper):
         self._rows = [""]  # each from its last \r on; "" for a row without one
         self._row = 0  # where the cursor is: nested bars are drawn below it, and it comes back
         self._given_way = False  # stdout is in the middle of a line, in the place of the bar
+        self._redirected = False
 
     def write(self, text: str) -> int:
+        # While rich draws, it prints above its bars what is written to sys.stderr. A logging handler (Lightning's)
+        # holds this stream from before: what it writes would be appended to a bar's line.
+        proxy: Any = sys.stderr
+        if getattr(proxy, "rich_proxied_file", None) is self and not self._redirected:
+            self._redirected = True
+            try:
+                return proxy.write(text)  # type: ignore[no-any-return]
+            finally:
+                self._redirected = False
         written = super().write(text)
         for part in _MOVES.split(text):
             if part == "\n":

@@ -56,8 +56,8 @@ _WIDTHS = {
 }
 _FROM = {"cpu": 560, "memory": 700, TREND: 800, GPU: 900}
 """Pixels of the output from which on a column is there: below, the line of code needs its room."""
-# Characters: a line of code that leaves room for a rank's last line beside it, in a window of usual size.
-_SHORT = 20
+_SHORT = 20  # characters of a line of code, where it is not known
+_UNTOLD = "14em"  # of the last lines' column while there is none: the code has its room
 
 # Front ends style tables of their own accord (JupyterLab: right-aligned, zebra; classic Notebook: border-box), hence
 # much that looks obvious.
@@ -104,6 +104,7 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
     live = not run.over
     nodes = any(row.node for row in drawn)
     columns = numbers(run, drawn)
+    told = not live or any(row.text for row in drawn)
     why = escape(stall(snapshot))
     state = _END_STATE if run.over else _GPU_STATE if "device" in columns else _STATE
     label = LABEL_WIDTH + 2 if len(run.ranks) > MAX_ROWS else 5
@@ -115,9 +116,9 @@ def table(snapshot: Snapshot, drawn: Sequence[Row] | None = None) -> str:
             _cell("th", "rank", "right", f"{_HEAD};width:{label}ch"),
             _cell("th", "node", "left", f"{_HEAD};width:{NODE_WIDTH}ch") if nodes else "",
             _cell("th", "state", "left", f"{_HEAD};width:{state}"),
-            _cell("th", "at", "left", _HEAD + _line_width(run)) if live else "",
+            _cell("th", "at", "left", _HEAD + (_line_width(run) if told else "")) if live else "",
             *(_cell("th", name, "right", f"{_HEAD};width:{_WIDTHS[name]}{_narrow(name)}") for name in columns),
-            _cell("th", "last line, result or error", "left", _HEAD),
+            _cell("th", "last line, result or error", "left", _HEAD + (f";width:{_UNTOLD}" if not told else "")),
             "</tr></thead><tbody>",
             *(
                 _row(row, live, nodes, {name: column[index] for name, column in columns.items()})
@@ -141,10 +142,10 @@ def _narrow(column: str) -> str:
 
 
 def _line_width(run: Run) -> str:
-    """What a cell of short lines needs; else a third. The same as long as the run lasts, so that no column ever
-    moves."""
+    """What the cell's longest line needs, and at most two fifths: the same from the first line that a rank has printed
+    on, so that no column moves."""
     longest = max((len(line.strip()) for line in run.source), default=_SHORT)
-    return f";width:{max(longest + 5, 14)}ch" if longest < _SHORT else ";width:33cqw"
+    return f";width:min({max(longest + 5, 14)}ch,40cqw)"
 
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:

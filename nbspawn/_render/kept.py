@@ -35,7 +35,11 @@ class KeptRank(NamedTuple):
 def text(heading: str, ranks: Sequence[KeptRank]) -> str:
     """The heading, and a line for each rank."""
     rows = [_COLUMNS, *(rank.cells for rank in ranks)] if ranks else []
-    lines = [f"{rank:>4}  {state:<18}  {pid:<8}  {memory:>7}  {device}" for rank, state, pid, memory, device in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        rank, state, pid, memory, device = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"{row[0]:>{len(rank)}}  {state}  {pid}  {row[3]:>{len(memory)}}  {device}".rstrip())
     return "\n".join([heading, *lines])
 
 

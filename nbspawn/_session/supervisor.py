@@ -366,12 +366,12 @@ class Supervisor:
         if self._refused is not None:
             raise self._refused
         if engine.failures:
-            failures = root_cause_first(engine.failures)
+            failures, seen = root_cause_first(engine.failures), views.snapshot(run)
             fetched = [
                 replace(
                     one,
                     log_path=engine.fetch_log(one.rank, end_only=True),
-                    rendered=one.rendered or tracebacks.in_cells(one.traceback, run.names, views.source),
+                    rendered=one.rendered or tracebacks.in_cells(one.traceback, run.names, seen.text),
                 )
                 for one in failures[:_FETCHED]
             ]

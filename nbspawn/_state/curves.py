@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
 from nbspawn._protocol.messages import Event, Logged, Printed
 
@@ -23,11 +22,14 @@ _LINES = 20  # of what a rank has printed at once
 _NAMED = re.compile(
     r"""
     (?<![\w./-]) ["']? (?P<name>(?:(?:train|val|test|eval|dev)\w*\ )?[A-Za-z_][\w/.-]{0,30}) ["']?
-    (?P<sign>\ *[=:]\ *|\ +) ["']? (?P<value>[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)) (?![\w.:%/])
+    (?P<sign>\ *[=:]\ *|\ +) ["']?
+    (?: (?P<value>[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)) (?!\ ?%|[\w.:/])
+      | (?P<percent>\d+(?:\.\d+)?)\ ?%(?!\|) )
     """,
     re.VERBOSE,
 )
-"""A number with a fraction: others count steps. Without a sign only behind a name of ``_METRIC``."""
+"""A number with a fraction, or of percent: others count steps. Without a sign, and of percent, only behind a name of
+``_METRIC``."""
 _BAR = re.compile(r"\d%\||it/s|s/it|━")
 _TIME = re.compile(r"(?i)time|elapsed|seconds|eta$|^took$")
 _METRIC = re.compile(
@@ -69,6 +71,7 @@ class Curves:
 
     def __init__(self) -> None:
         self._courses: dict[str, dict[int, Course]] = {}
+        self._logged: dict[str, None] = {}
         self._ranks: set[int] = set()
 
     def add(self, events: Iterable[Event], now: float) -> None:
@@ -82,31 +85,46 @@ class Curves:
                 self._read(event.rank, event.current, now, again=True)
             elif isinstance(event, Logged):
                 for name, (value, least, most) in event.numbers.items():
+                    self._logged[name] = None
                     if (course := self._course(name, event.rank)) is not None:
                         for one in (least, most, value) if least < most else (value,):
                             course.add(event.time, one)
 
     @property
     def drawn(self) -> Mapping[str, Mapping[int, Course]]:
-        """By name and rank, those that are curves."""
-        found = {
-            name: {rank: course for rank, course in sorted(ranks.items()) if len(course.values) >= _LEAST}
-            for name, ranks in self._courses.items()
-        }
-        return dict(islice(((name, ranks) for name, ranks in found.items() if ranks), _NAMES))
+        """By name and rank, the first that are curves; those that were logged before those that were printed, among
+        which there are settings, which do not change."""
+        return {name: self._curves(name) for name in self._names[:_NAMES]}
+
+    @property
+    def left_out(self) -> list[str]:
+        """The names of those for which there is no room."""
+        return self._names[_NAMES:]
+
+    @property
+    def _names(self) -> list[str]:
+        names = sorted(self._courses, key=lambda name: name not in self._logged)
+        return [name for name in names if self._curves(name) and (name in self._logged or self._changes(name))]
+
+    def _curves(self, name: str) -> dict[int, Course]:
+        return {rank: one for rank, one in sorted(self._courses[name].items()) if len(one.values) >= _LEAST}
+
+    def _changes(self, name: str) -> bool:
+        return len({bound for one in self._courses[name].values() for bound in (one.least, one.most, one.last)}) > 1
 
     def _read(self, rank: int, line: str, now: float, again: bool = False) -> None:
         """``again``: a bar that is redrawn, which may not have changed."""
-        if "." not in line and "e" not in line and "n" not in line:
+        if not any(sign in line for sign in ".en%"):
             return
         named = list(_NAMED.finditer(line))
         for found in named:
-            name, value = found["name"], float(found["value"])
-            if _TIME.search(name) or not (found["sign"].strip() or _METRIC.search(name)):
+            name, of = found["name"], found["percent"]
+            if _TIME.search(name) or not ((found["sign"].strip() and not of) or _METRIC.search(name)):
                 continue
+            value = float(of or found["value"])
             if sum(one["name"] == name for one in named) > 1:  # of what, nobody knows
                 continue
-            course = self._course(name, rank)
+            course = self._course(f"{name} %" if of else name, rank)
             if course is None or (again and course.last == value):
                 continue
             if not again and course.of_bar and _BAR.search(line):

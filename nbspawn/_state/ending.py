@@ -16,8 +16,8 @@ class Ending:
     If it raised, ``name`` and ``message`` are the exception's, ``traceback`` and ``rendered`` (coloured lines) show it,
     and ``line`` is the line of the running cell, 1-based. Otherwise ``name`` is '', ``code`` is as in
     ``Process.exitcode`` (None: nobody knows it), and ``text`` is what the rank gave to ``sys.exit``, what a library
-    said before it aborted, or why the code is unknown. ``crash`` is the Python stack of a rank that a signal ended,
-    where there is one; of one that aborted ``traceback`` and ``line`` are its main thread's.
+    said before it aborted, or why the code is unknown. Of a rank that a signal ended ``traceback`` and ``line`` are
+    those of its Python stack, where there is one.
     """
 
     rank: int
@@ -35,7 +35,6 @@ class Ending:
     """The variable that could not be loaded."""
     code: int | None = None
     text: str = ""
-    crash: str = ""
     missing: tuple[str, ...] = ()
     """The names that the cell uses and the rank does not have, if it was a NameError."""
 

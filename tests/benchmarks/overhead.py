@@ -1,6 +1,6 @@
 """What nbspawn's own parts cost a training loop: two ranks train with a part and without it, in turns of half a second.
 
-    python tests/benchmarks/overhead.py [--pairs N] [--often K] [--turns N] [--json PATH]
+    python tests/benchmarks/overhead.py [--tasks parts,stacks] [--pairs N] [--often K] [--turns N] [--json PATH]
 
 Two loops: a small MLP that each rank trains alone (forward, backward, step), and one whose gradients are averaged by
 all_reduce, so that a rank that is held up holds up both. Once a second rank 0 prints a line. Two parts: the sampler,
@@ -15,14 +15,20 @@ uses of a processor at its usual pace; of the kernel also without the timeline, 
 recorder, which nbspawn reads (_rank/recorder.py), runs with it and without it take turns. Each rank's main
 thread stays on a processor of its own: where Linux puts gloo's threads and the main ones beside each other changes by
 the second, and such a loop's speed by a third with it.
+
+And what the question costs where ranks stand: four ranks train in the background, with all_reduce in every step, and
+in every other turn of three seconds somebody asks `%ranks stacks` once a second.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import mmap
 import os
 import signal
 import statistics
+import struct
 import tempfile
 import threading
 import time
@@ -42,6 +48,8 @@ from nbspawn._state.timeline import Timeline
 
 RANKS = 2
 TURN = 0.5  # seconds
+ASKED = 4  # ranks
+LOOKS = 3  # in a turn, one a second
 LOOPS = {"alone": False, "together": True}
 PARTS = ("sampler", "kernel")
 PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -175,9 +183,43 @@ def pace(rank: int) -> float:
     return statistics.median(_time(step, count) / count for _ in range(10))
 
 
+def count(rank: int, path: str) -> None:
+    """In a rank: train until it is interrupted. Rank 0 counts the steps in that file."""
+    step = _training(rank, True, 1.0)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as counted:
+        for number in itertools.count(1):
+            step()
+            if rank == 0:
+                counted[:] = struct.pack("q", number)
+
+
+def _counted(path: Path) -> int:
+    return int(struct.unpack("q", path.read_bytes())[0])
+
+
 def _used(pid: int) -> float:
     """Seconds of processors that a process's threads have used; nanoseconds are counted."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def _stacks(kernel: Any, record: samples.Record, given: argparse.Namespace, path: Path) -> None:
+    path.write_bytes(bytes(8))
+    with record.measuring("stacks", ranks=ASKED, looks=LOOKS) as task:
+        task.quantity("look", "%ranks stacks, from the request to the reply")
+        task.quantity("step", "a step of the loop", "s", "without")
+        cell = f"%%spawn {ASKED} -m fork -b gloo --threads 1 --background\noverhead.count(rank, {os.fspath(path)!r})"
+        kernel.run(cell)
+        while _counted(path) < 100:
+            time.sleep(0.1)
+        for turn in range(2 * given.turns):
+            before, began = _counted(path), time.monotonic()
+            for look in range(LOOKS):
+                if turn % 2:
+                    task.add("look", "looks", kernel.run("%ranks stacks").seconds)
+                time.sleep(max(0.0, began + look + 1 - time.monotonic()))
+            step = (time.monotonic() - began) / (_counted(path) - before)
+            task.add("step", "with looks" if turn % 2 else "without", step)
+        kernel.run("%ranks stop")
 
 
 def run() -> None:
@@ -185,51 +227,60 @@ def run() -> None:
     from kernel import Kernel
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", metavar="A,B", default="parts,stacks", help="parts, stacks or both")
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--often", type=int, default=10)
     parser.add_argument("--turns", type=int, default=6, help="of ten seconds, with the timeline and without")
     samples.add_option(parser)
     given = parser.parse_args()
     record = samples.Record("overhead", given.json)
-    with tempfile.TemporaryDirectory():
+    with tempfile.TemporaryDirectory() as folder:
         kernel = Kernel(str(Path(__file__).parent))
         try:
-            kernel.run("%load_ext nbspawn\nimport overhead\noverhead.prepare()")
-
-            def message(call: str) -> Any:
-                cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 -o TOLD\noverhead.{call}"
-                return kernel.run(cell, "list(TOLD)").value
-
-            for loop in LOOPS:
-                with record.measuring(f"timeline, {loop}", ranks=RANKS, seconds=10) as task:
-                    task.quantity("kernel", "processor time of the kernel, share of a core", "cores", "without")
-                    for turn in range(given.turns):
-                        kernel.run(f"overhead.timeline({turn % 2 == 0})")
-                        series = "without" if turn % 2 else "with the timeline"
-                        task.add("kernel", series, message(f"shares(rank, {loop!r})")[0]["kernel"])
-            kernel.run("overhead.timeline(True)")
-            with record.measuring("flight recorder", ranks=RANKS) as task:
-                task.quantity("step", "a step of the loop with all_reduce", "s", "without")
-                for turn in range(2 * given.turns):
-                    size = 500 * (turn % 2)
-                    cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 --env TORCH_FR_BUFFER_SIZE={size} -o TOLD\n"
-                    seconds = kernel.run(f"{cell}overhead.pace(rank)", "TOLD[0]").value
-                    task.add("step", "with torch's flight recorder" if size else "without", seconds)
-            usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
-            kernel.run(f"overhead.hasten({given.often})")
-            for loop in LOOPS:
-                with record.measuring(f"parts, {loop}", ranks=RANKS, often=given.often) as task:
-                    task.quantity("slower", f"time with the part, {given.often} times as often, to that without", "x")
-                    task.quantity("share", "what the part uses at its usual pace, share of a core", "cores")
-                    for part in PARTS:
-                        for ratios in message(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})"):
-                            for ratio in ratios:
-                                task.add("slower", part, ratio)
-                        for rank in usual[loop]:
-                            task.add("share", part, rank[part])
-                _tell(task)
+            kernel.run("%load_ext nbspawn\nimport overhead")
+            if "stacks" in given.tasks:
+                _stacks(kernel, record, given, Path(folder, "steps"))
+            if "parts" in given.tasks:
+                _parts(kernel, record, given)
         finally:
             kernel.close()
+
+
+def _parts(kernel: Any, record: samples.Record, given: argparse.Namespace) -> None:
+    kernel.run("overhead.prepare()")
+
+    def message(call: str) -> Any:
+        cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 -o TOLD\noverhead.{call}"
+        return kernel.run(cell, "list(TOLD)").value
+
+    for loop in LOOPS:
+        with record.measuring(f"timeline, {loop}", ranks=RANKS, seconds=10) as task:
+            task.quantity("kernel", "processor time of the kernel, share of a core", "cores", "without")
+            for turn in range(given.turns):
+                kernel.run(f"overhead.timeline({turn % 2 == 0})")
+                series = "without" if turn % 2 else "with the timeline"
+                task.add("kernel", series, message(f"shares(rank, {loop!r})")[0]["kernel"])
+    kernel.run("overhead.timeline(True)")
+    with record.measuring("flight recorder", ranks=RANKS) as task:
+        task.quantity("step", "a step of the loop with all_reduce", "s", "without")
+        for turn in range(2 * given.turns):
+            size = 500 * (turn % 2)
+            cell = f"%%spawn {RANKS} -m fork -b gloo --threads 1 --env TORCH_FR_BUFFER_SIZE={size} -o TOLD\n"
+            seconds = kernel.run(f"{cell}overhead.pace(rank)", "TOLD[0]").value
+            task.add("step", "with torch's flight recorder" if size else "without", seconds)
+    usual = {loop: message(f"shares(rank, {loop!r})") for loop in LOOPS}
+    kernel.run(f"overhead.hasten({given.often})")
+    for loop in LOOPS:
+        with record.measuring(f"parts, {loop}", ranks=RANKS, often=given.often) as task:
+            task.quantity("slower", f"time with the part, {given.often} times as often, to that without", "x")
+            task.quantity("share", "what the part uses at its usual pace, share of a core", "cores")
+            for part in PARTS:
+                for ratios in message(f"compared(rank, {loop!r}, {part!r}, {given.pairs}, {given.often})"):
+                    for ratio in ratios:
+                        task.add("slower", part, ratio)
+                for rank in usual[loop]:
+                    task.add("share", part, rank[part])
+        _tell(task)
 
 
 def _tell(task: samples.Task) -> None:

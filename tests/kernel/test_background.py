@@ -109,7 +109,7 @@ def test_interrupt(kernel: Kernel, flag: str, how: str) -> None:
 
 def test_a_stop_is_told_in_the_same_words_everywhere(kernel: Kernel, flag: str) -> None:
     cell = start(kernel, LOOP.format(flag=flag))
-    wait_until(lambda: kernel.value("h.run.counts").get("running") == 2, "they run")
+    cell.see(lambda: cell.reply.table["text/plain"].count("while not os.path") == 2, "they are in the loop")
     ok(kernel.execute("h.cancel()"))
     reply = kernel.execute("h.wait()")
     cell.see(lambda: "KeyboardInterrupt" in places(cell.reply)[-1], "the error is shown")

@@ -174,6 +174,13 @@ def leave(name, what="text"):
 """
 
 
+FAILING = """
+import os, time
+open(f'{name}-{{rank}}.left', 'w').close()
+while not all(os.path.exists(f'{name}-{{each}}.left') for each in range(2)): time.sleep(0.01)
+{{}}['key']"""
+
+
 @pytest.fixture(scope="module")
 def with_library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     pytest.importorskip("h5py")
@@ -208,7 +215,7 @@ def test_what_libraries_write_at_exit(with_library: Kernel, method: str, how: st
     else:
         keep = "--keep" if how == "kept" else ""
         cell = f"%%spawn 2 -m {method} {keep}\nleave(f'{name}-{{rank}}')"
-        reply = kernel.execute(cell + "\n{}['key']" * (how == "error"))
+        reply = kernel.execute(cell + FAILING.format(name=name) * (how == "error"))
         assert (reply.ename == "RankRaisedError") == (how == "error"), str(reply)
         if keep:
             ok(kernel.execute("%ranks stop"))

@@ -80,6 +80,23 @@ print('end')""")
     assert reply.shown == []
 
 
+def test_what_a_logger_says_beside_a_rich_bar_stands_above_it(run: Run) -> None:
+    """Its handler holds the stream that was sys.stderr before rich took it over, as Lightning's does."""
+    reply = run("""
+import logging, sys
+logger = logging.getLogger('beside a bar')
+logger.addHandler(logging.StreamHandler(sys.stderr)); logger.propagate = False
+with Progress() as progress:
+    task = progress.add_task('one', total=2)
+    for step in range(2):
+        progress.update(task, advance=1, refresh=True)
+        logger.warning('at %s', step)
+print('end')""")
+    for rank in range(2):
+        words = [re.sub(r" +━.*100%.*", " full", line) for line in of(reply, rank) if line.strip()]
+        assert words == ["at 0", "at 1", "one full", "end"]
+
+
 def test_rich_live_leaves_its_last_state(run: Run) -> None:
     reply = run("""
 from rich.table import Table

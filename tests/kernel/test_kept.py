@@ -302,6 +302,8 @@ def test_the_verbs_of_ranks_that_are_idle(kept: Kernel) -> None:
     assert ok(kept.execute("%%ranks\nstate")).prompts == []
     reply = kept.execute("%ranks dance")
     assert reply.ename == "UsageError" and "expected one of stop, restart" in reply.traceback
+    assert "(did you mean `%ranks stacks`?)" in kept.execute("%ranks stack").traceback
+    assert "`%ranks debug` expects R, got nothing" in kept.execute("%ranks debug").traceback
     assert kept.complete("%ranks st") == ["stacks", "stop"] and {"off", "on"} <= set(kept.complete("%ranks auto o"))
     assert "--push" in kept.complete("%%ranks --pu")
 
@@ -321,7 +323,7 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
     assert ok(kept.execute("%%ranks @eval 1\nx")).result == "[1] 6"
     message = ok(kept.execute("%ranks")).text()
     assert "3 ranks" in message and "2 ranks @eval" in message
-    ok(kept.execute("%ranks stop @eval"))
+    assert ok(kept.execute("%ranks stop @eval")).text() == "Ranks 0-1 @eval: ended.\n"
     assert "@eval" not in ok(kept.execute("%ranks")).text()
     assert "there are no kept ranks named 'eval'" in kept.execute("%%ranks @eval\nx").traceback
 

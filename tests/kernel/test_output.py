@@ -177,6 +177,17 @@ sys.stderr.write('50 %\\r'); print('after')"""
         assert lines == ["step 0 said"] * 3 + ["step 1 said"] * 3 + ["outer: 100%", "end", "after"]
 
 
+def test_a_bar_that_is_left_unfinished_is_one_line(kernel: Kernel, method: str) -> None:
+    """It stands below what is printed after it, and draws itself for the last time when the rank ends."""
+    cell = (
+        f"%%spawn 2 -m {method}\nfrom tqdm import tqdm\nbar = tqdm(total=9, mininterval=0)\nbar.update(6)\nprint('end')"
+    )
+    reply = ok(kernel.execute(cell))
+    for rank in range(2):
+        end, bar = reply.of(rank)
+        assert end == "end" and "6/9" in bar
+
+
 def test_bars_of_all_ranks_are_one_line_each(kernel: Kernel, method: str) -> None:
     """In order, whatever each rank's rates are, though one rank alone prints between them."""
     cell = f"""%%spawn 3 -m {method} -b gloo
@@ -264,8 +275,11 @@ if rank == 1:
     assert reply.ename == "RankExitedError"
     assert "SIGSEGV" in reply.evalue
     assert "before the crash" in reply.of(1)
-    assert "Fatal Python error: Segmentation fault" in reply.text() + reply.traceback
-    assert "in crash" in reply.text() + reply.traceback
+    assert reply.evalue.splitlines()[0].endswith("(line 5)"), "where it was in the cell"
+    assert "Fatal Python error: Segmentation fault\n" in reply.traceback
+    assert re.search(
+        r"line 7, in <.*>\n    crash\(\)\n.* line 5, in crash\n    ctypes.string_at\(0\)\n", reply.traceback
+    )
 
 
 # ---------------------------------------------------------------- a flood

@@ -332,6 +332,14 @@ def test_a_rank_has_what_an_earlier_one_imported(server: forkserver.PrivateServe
 
 
 @pytest.mark.extended
+def test_a_small_package_is_not_waited_for_with_the_large_ones_of_its_stage(server: forkserver.PrivateServer) -> None:
+    server.learned.tried = {"pandas": 0.01, "rich.progress": 30.0}
+    server.get()
+    server.warm_up()
+    assert server.wait_for(["pandas"], nprocs=8 * (os.cpu_count() or 1)) == ""
+
+
+@pytest.mark.extended
 def test_what_ranks_will_import_comes_first(server: forkserver.PrivateServer, cache: Path) -> None:
     """They wait for it, unless that takes longer than importing it themselves."""
     server.learned.tried = {"pandas": 30.0, "rich.progress": 0.2}

@@ -33,6 +33,8 @@ def values(curves: Curves) -> dict[str, list[float]]:
         ("Epoch {}:  40%|████      | 4/10 [00:01<00:00,  3.2it/s, v_num=0, acc={:.2f}]", "acc"),
         ("iteration {}: Validation loss={:.1e}, done", "loss"),
         ("{} val_acc {:.2f}", "val_acc"),
+        ("Test Error {}: Accuracy: {:.1f}%, Avg time: 0.213", "Accuracy %"),
+        ("step {} accuracy {:.1f} %", "accuracy %"),
     ],
 )
 def test_numbers_with_names(line: str, name: str) -> None:
@@ -49,11 +51,18 @@ def test_numbers_with_names(line: str, name: str) -> None:
         "10%|█         | 1/10 [00:0{}<00:09,  1.01it/s]",
         "version 1.{}",
         "loss {} 0.5.1",
+        "Training: {}%|█         |",
+        "disk: {}% full",
+        "lr=0.1, step {}",
         "http://host:80{}.5/loss",
     ],
 )
 def test_what_is_no_curve(line: str) -> None:
     assert curves_of(*(line.format(step) for step in range(5))).drawn == {}
+
+
+def test_whole_percents_count() -> None:
+    assert values(curves_of("acc: 50%", "acc: 60%", "acc: 71%")) == {"acc %": [50.0, 60.0, 71.0]}
 
 
 def test_a_bar_that_is_redrawn_counts_what_has_changed() -> None:
@@ -83,7 +92,8 @@ def test_pictures() -> None:
     for step in range(3):
         for rank in range(2):
             curves.add(
-                [Printed(rank, (f"<loss>={0.5 - step / 10} loss={1.0 - step / (2 + rank)} lr=0.1",), "")], 1.0 * step
+                [Printed(rank, (f"<loss>={0.5 - step / 10} loss={1.0 - step / (2 + rank)} acc=0.{step}",), "")],
+                1.0 * step,
             )
     page = html(curves, Run.new(2, "fork", "", "", 0.0))
     assert page.count("<img") == 2 and 'alt="loss of ranks 0-1: 1 to 0"' in page, page
@@ -93,6 +103,15 @@ def test_pictures() -> None:
     lines = [[one.attrib["stroke"] for one in picture.iter() if one.tag.endswith("polyline")] for picture in pictures]
     assert len(set(lines[0])) == 2 and len(lines[1]) == 1, "equal ranks have one line"
     assert html(Curves(), Run.new(2, "fork", "", "", 0.0)) == ""
+
+
+def test_more_than_there_is_room_for_is_named() -> None:
+    curves = Curves()
+    for step in range(4):
+        curves.add([Printed(0, (f"loss {step / 4}",), "")], 1.0 * step)
+        curves.add([Logged(0, 1.0 * step, {name: (1.0, 1.0, 1.0) for name in "abcde"})], 0.0)
+    assert list(curves.drawn) == ["a", "b", "c", "d"], "what is logged is drawn, also if it does not change"
+    assert "not drawn: e, loss" in html(curves, Run.new(1, "fork", "", "", 0.0))
 
 
 def test_logged_numbers() -> None:

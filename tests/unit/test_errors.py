@@ -88,8 +88,8 @@ def test_torchs_error_file_is_read_as_text_alone(tmp_path: Path) -> None:
             return os.mkdir, (made,)
 
     file.write_bytes(pickle.dumps(Foreign()))
-    ending = failures.unreported(0, 1.0, 1, os.fspath(file), files)
+    ending = failures.unreported(0, 1.0, 1, os.fspath(file), files, None)
     assert (ending.code, ending.traceback) == (1, "") and not made.exists()
 
     file.write_bytes(pickle.dumps("Traceback (most recent call last):\n  ...\nValueError: no\n"))
-    assert failures.unreported(0, 1.0, 1, os.fspath(file), files).name == "ValueError: no"
+    assert failures.unreported(0, 1.0, 1, os.fspath(file), files, None).name == "ValueError: no"
