@@ -92,7 +92,7 @@ def test_segfault_shows_faulthandlers_stack(method: str) -> None:
     assert (error.exit_code, error.signal_name) == (-signal.SIGSEGV, "SIGSEGV")
     for text in (str(error), "\n".join(error.lines)):
         assert "Fatal Python error: Segmentation fault" in text
-        assert re.search(r'rank_functions.py", line \d+ in segfault', text)
+        assert re.search(r'rank_functions.py", line \d+, in segfault', text)
 
 
 @light_methods

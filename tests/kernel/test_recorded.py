@@ -130,7 +130,7 @@ def test_ranks_collectives_without_a_recorder(kernel: Kernel) -> None:
     cell = "%%spawn 2 --keep -b gloo --env TORCH_FR_BUFFER_SIZE=0\nimport torch.distributed as dist\ndist.barrier()"
     ok(kernel.execute(cell))
     shown = ok(kernel.execute("%ranks collectives")).outputs[-1]["data"]["text/plain"]
-    assert shown.splitlines()[-1].startswith("Torch has recorded no calls in the ranks' process groups.")
+    assert shown.splitlines()[-1].startswith("No calls are recorded in the ranks' process groups.")
     ok(kernel.execute("%ranks stop"))
 
 
