@@ -23,6 +23,7 @@ from nbspawn._payload.diagnosis import SEND_MODULES, remedy_of_loading
 from nbspawn._protocol.failure import Failure
 from nbspawn._state.wording import on_host, ranges, signal_name
 
+_DIFFERENT = 200  # characters of a line that differs from the first one's
 _FOLLOWED = 12  # failures after the first that are described
 
 
@@ -83,14 +84,21 @@ class _RankError(SpawnError):
     summary: str
     missing: tuple[str, ...]
 
-    def describe(self, first: Failure, others: tuple[Failure, ...], summary: str, context: Sequence[str]) -> None:
+    def describe(
+        self,
+        first: Failure,
+        others: tuple[Failure, ...],
+        summary: str,
+        context: Sequence[str],
+        causes: Sequence[str],
+    ) -> None:
         """Set the attributes that every version of torch lacks or names differently."""
         self.rank, self.pid, self.node, self.host = first.rank, first.pid, first.node, first.host
         self.log_path, self.others = first.log_path, others
         self.summary, self.missing = summary, first.missing
         after = [*_follow(first, others), *context]
         detail = first.rendered or tuple(first.traceback.splitlines())
-        self.lines = (f"{type(self).__name__}: {self.summary}", *detail, *after)
+        self.lines = (f"{type(self).__name__}: {self.summary}", *causes, *detail, *after)
 
 
 class RankRaisedError(_RankError, ProcessRaisedException):
@@ -119,10 +127,14 @@ def _rebuilt(kind: type[SpawnError], arguments: tuple[Any, ...], attributes: dic
 
 
 def rank_error(
-    failures: Sequence[Failure], world_size: int, context: Sequence[str] = (), peer_ended: bool = False
+    failures: Sequence[Failure],
+    world_size: int,
+    context: Sequence[str] = (),
+    peer_ended: bool = False,
+    causes: Sequence[str] = (),
 ) -> SpawnError:
     """The error of the rank that failed first; the others follow as one line each. ``context`` are closing lines;
-    ``peer_ended``: has a rank ended that has not failed?"""
+    ``peer_ended``: has a rank ended that has not failed? ``causes`` are sentences that explain the error."""
     first, *rest = root_cause_first(with_echoes(failures, peer_ended))
     if first.culprit:
         return _unloaded(first)
@@ -133,10 +145,10 @@ def rank_error(
     error: RankRaisedError | RankExitedError
     if first.exitcode is None:
         title = f"-- Process {first.rank} terminated with the following error:"
-        lines = [head, *_follow(first, others), *context, "", title]
+        lines = [head, *causes, *_follow(first, others), *context, "", title]
         error = RankRaisedError("\n".join(lines) + "\n" + first.traceback, first.rank, first.pid)
     else:
-        lines = [head, *_follow(first, others), *context, *filter(None, [first.traceback])]
+        lines = [head, *causes, *_follow(first, others), *context, *filter(None, [first.traceback])]
         error = RankExitedError(
             "\n".join(lines),
             first.rank,
@@ -144,7 +156,7 @@ def rank_error(
             exit_code=first.exitcode,
             signal_name=signal_name(first.exitcode) if first.exitcode < 0 else None,
         )
-    error.describe(first, others, head, context)
+    error.describe(first, others, head, context, causes)
     return error
 
 
@@ -160,16 +172,21 @@ def _unloaded(first: Failure) -> PayloadError:
 
 def _follow(first: Failure, others: Sequence[Failure]) -> list[str]:
     """A line for each thing that went wrong after the first, with the ranks that it happened to."""
-    same: dict[tuple[str, str], list[Failure]] = {}
+    same: dict[tuple[str, str, str], list[Failure]] = {}
     for other in others:
         unsure = abs(other.time - first.time) < first.time_error + other.time_error and other.node != first.node
         when = ", at the same time as far as their clocks tell" if unsure and not other.is_echo else ""
-        same.setdefault((when, other.summary), []).append(other)
+        same.setdefault((when, other.summary, "" if other.is_echo else other.message), []).append(other)
     lines = []
-    for (when, summary), failures in list(same.items())[:_FOLLOWED]:
+    for (when, summary, message), failures in list(same.items())[:_FOLLOWED]:
         on = on_host(failure.host for failure in failures)
         who = f"rank{'s' if len(failures) > 1 else ''} {ranges(failure.rank for failure in failures)}{on}"
-        lines.append(f"also {who}{when}: {'the same' if summary == first.summary else summary}")
+        if summary == first.summary:
+            known = set(first.message.splitlines())
+            own = (line.strip() for line in message.splitlines() if line not in known and "0x" not in line)
+            differs = next(own, "")
+            summary = f"the same, but: {differs[:_DIFFERENT]}" if differs else "the same"
+        lines.append(f"also {who}{when}: {summary}")
     rest = sum(len(failures) for failures in list(same.values())[_FOLLOWED:])
     return [*lines, f"also {rest} more ranks, in other ways: the error's `others` lists all"] if rest else lines
 

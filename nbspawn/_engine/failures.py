@@ -22,10 +22,11 @@ _LAST_WORDS = re.compile(
     | ^(?P<other>terminate\ called\ without\ an\ active\ exception
         | (?:free|malloc|realloc|munmap_chunk)\w*\(.*\):\ .+ | double\ free\ or\ corruption.* | corrupted\ .+
         | \*\*\*\ stack\ smashing\ detected.* | .+:\ Assertion\ [`'].+'\ failed\.)$
+    | ^(?:\[rank\d+\]:)?\[F\d{4}\ [^]]*\]\ (?P<fatal>.+)$
     """,
     re.MULTILINE | re.VERBOSE,
 )
-"""What the C++ library and the C library write before they abort."""
+"""What the C++ library, the C library and glog (torch's CHECK) write before they abort."""
 _READ = 1 << 16  # bytes from the log's end: torch adds a stack in C++
 _TEXT = 300  # characters
 
@@ -46,6 +47,7 @@ def failure(ending: Ending, pid: int, files: RunFiles) -> Failure:
         lost_peer=ending.lost_peer,
         culprit=ending.culprit,
         missing=ending.missing,
+        message=ending.message,
     )
 
 
@@ -88,5 +90,7 @@ def _last_words(log: Path) -> str:
     if not every:
         return ""
     found = every[-1]
-    words = found["other"] or (f"{found['name']}: {found['what']}" if found["what"] else found["name"])
+    words = (
+        found["other"] or found["fatal"] or (f"{found['name']}: {found['what']}" if found["what"] else found["name"])
+    )
     return words[:_TEXT].strip()

@@ -227,7 +227,12 @@ RANKS_PARSER = _ranks_parser()
 @functools.lru_cache(maxsize=64)
 def parse(line: str, parser: Parser = PARSER) -> Any:
     """The options as a namespace, cached by line. Raises UsageError with a one-line message."""
-    return parser.parse_args(split(line, parser))
+    words = split(line, parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    for word in words:
+        if len(word) > 2 and word[0] == "-" and f"-{word}" in options:  # argparse reads -backend as -b ackend
+            parser.error(f"{word} is no option (did you mean -{word}?)")
+    return parser.parse_args(words)
 
 
 def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:

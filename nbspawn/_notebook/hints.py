@@ -94,6 +94,18 @@ def _cells_with(names: Iterable[str], shell: Any) -> dict[str, int]:
     return found
 
 
+def _no_group(_: re.Match[str], situation: Situation) -> str:
+    if situation.backend:
+        return (
+            f"destroy_process_group() has destroyed the group that -b {situation.backend} made: leave it out, the "
+            "ranks' end destroys the group."
+        )
+    return (
+        "These ranks have no process group: `-b auto` (or gloo, nccl) on the %%spawn line makes one, as does "
+        "torch.distributed.init_process_group() in the cell."
+    )
+
+
 def _group_twice(_: re.Match[str], situation: Situation) -> str:
     if situation.backend:
         return f"-b {situation.backend} has made the process group already: leave out init_process_group(), or -b."
@@ -117,11 +129,7 @@ _RESTART = (
 )
 _HINTS: Sequence[tuple[re.Pattern[str], str | Callable[[re.Match[str], Situation], str]]] = (
     (_MISSING, _of_name),
-    (
-        re.compile("Default process group has not been initialized"),
-        "These ranks have no process group: `-b auto` (or gloo, nccl) on the %%spawn line makes one, as does "
-        "torch.distributed.init_process_group() in the cell.",
-    ),
+    (re.compile("Default process group has not been initialized"), _no_group),
     (re.compile("trying to initialize the default process group twice"), _group_twice),
     (
         re.compile("No backend type associated with device type cpu|Tensors must be CUDA and dense"),

@@ -23,6 +23,7 @@ MAX_DEPTH, MAX_TRIALS = 12, 500  # how deep to look, and how many parts to try
 
 _INSIDE = "Create it inside the cell"
 RETURN_ANOTHER = "Return something that can be sent: a list of its items, numbers, text."
+RETURN_MODULE = "Return what it wraps (`model.module`), or its state_dict()."
 OR_FORK = ", or run with -m fork"
 """What helps on one machine only."""
 SEND_MODULES = (

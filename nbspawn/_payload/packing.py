@@ -18,7 +18,15 @@ from multiprocessing import forkserver
 from typing import Any
 
 from nbspawn._payload.classes import new_classes_are_the_kernels, track_classes
-from nbspawn._payload.diagnosis import RETURN_ANOTHER, UnloadableError, UnpicklableError, diagnose, one_line, trial
+from nbspawn._payload.diagnosis import (
+    RETURN_ANOTHER,
+    RETURN_MODULE,
+    UnloadableError,
+    UnpicklableError,
+    diagnose,
+    one_line,
+    trial,
+)
 from nbspawn._payload.one_memory import Region
 from nbspawn._payload.pickler import Pickler, being_loaded, by_name, loads
 from nbspawn._protocol import shared_memory
@@ -200,7 +208,9 @@ class Value:
             try:
                 self._loaded.append(loads(result.data, _on_host(result)))  # type: ignore[arg-type]
             except Exception as error:
-                raise UnpicklableError("the result", "the result", f"it cannot be loaded: {one_line(error)}") from error
+                reason = f"it cannot be loaded: {one_line(error).rstrip('.')}"
+                other = RETURN_MODULE if "process group has not been initialized" in reason else RETURN_ANOTHER
+                raise UnpicklableError("the result", "the result", reason, other) from error
             self.result = Result(repr=result.repr)
         return self._loaded[0]
 

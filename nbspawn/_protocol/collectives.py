@@ -9,11 +9,16 @@ from typing import NamedTuple
 
 from nbspawn._protocol.frames import Frame
 
+ROOTED = {"broadcast": "src", "scatter": "src", "reduce": "dst", "gather": "dst"}
+"""Collectives in which all ranks name one of them, and the argument that does."""
+UNKNOWN = -1
+
 
 class Call(NamedTuple):
     """A call of a collective. ``number`` counts those of its group from 1. ``name`` is the function's, as in the user's
     code, and ``operation`` the recorder's ('gloo:all_reduce'). ``frames`` are the user's, outermost first. ``pending``:
-    has it not ended? ``age`` is in seconds, since it was called."""
+    has it not ended? ``age`` is in seconds, since it was called. ``root`` is the rank that it names, where that is
+    known: of the call that the main thread is in."""
 
     number: int
     name: str
@@ -23,6 +28,7 @@ class Call(NamedTuple):
     frames: tuple[Frame, ...]
     pending: bool
     age: float
+    root: int = UNKNOWN
 
 
 class GroupCalls(NamedTuple):

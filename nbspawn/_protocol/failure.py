@@ -36,6 +36,8 @@ class Failure:
     """The variable that the rank could not load, if it failed with that."""
     missing: tuple[str, ...] = ()
     """The names that the cell uses and the rank does not have, if it failed with a NameError."""
+    message: str = ""
+    """The exception's whole text, of bounded length."""
     is_echo: bool = False
     """Has it lost a peer that is known to have ended? Then that is why it failed."""
 

@@ -143,13 +143,15 @@ class Returned:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The rank's code called ``sys.exit`` with a code other than 0 (``text`` if that was not a number)."""
+    """The rank's code called ``sys.exit`` with a code other than 0 (``text`` if that was not a number), at this line of
+    the running cell."""
 
     rank: int
     time: float
     code: int
     text: str
     offset: int
+    line: int | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ def log(**numbers: Any) -> None:
     Raises:
         TypeError, ValueError: a value is no number.
     """
-    given = {name: float(value) for name, value in numbers.items()}
+    given = {}
+    for name, value in numbers.items():
+        try:
+            given[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} is no number: {error}") from None
     if _log is not None:
         _log.add(given)

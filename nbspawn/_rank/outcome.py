@@ -59,8 +59,10 @@ def failed(
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             code = (error.code or 0) & 0xFF  # what the operating system keeps: sys.exit(-1) is exit code 255
-            return Leaving(rank, moment, code, "", stdio.log_offset()) if code else returned(rank, None)
-        return Leaving(rank, moment, 1, _text(error.code), stdio.log_offset())
+            if code == 0:
+                return returned(rank, None)
+            return Leaving(rank, moment, code, "", stdio.log_offset(), _innermost_line(_frames_of(error), cell))
+        return Leaving(rank, moment, 1, _text(error.code), stdio.log_offset(), _innermost_line(_frames_of(error), cell))
     if isinstance(error, packing.UnloadableError):
         return _unloaded(rank, error, moment)
     name, frames = _cut(str.__str__(_name_of(type(error))), _NAME), _without(_frames_of(error), skip)
@@ -70,7 +72,7 @@ def failed(
         lines = [*traceback.format_tb(frames), f"{name}: {_text(error)}\n"]
     lines = _bounded([*lines, *(f"{line}\n" for line in variables)])
     rendered = rendered and tuple(_bounded([*rendered, *variables]))
-    line = _innermost_line(frames, cell) if cell is not None else None
+    line = _innermost_line(frames, cell)
     lost, recorded = False, None
     with suppress(Exception):
         lost, recorded = has_lost_peer(error), recorder.if_raised_in_collective(error)
@@ -121,7 +123,7 @@ def _without(frames: TracebackType | None, skip: str | None) -> TracebackType | 
     return frames
 
 
-def _innermost_line(frames: TracebackType | None, filename: str) -> int | None:
+def _innermost_line(frames: TracebackType | None, filename: str | None) -> int | None:
     line = None
     for frame, number in traceback.walk_tb(frames):
         if frame.f_code.co_filename == filename:

@@ -13,14 +13,14 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbspawn._protocol import plain
-from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
+from nbspawn._protocol.collectives import ROOTED, UNKNOWN, Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import Frame
 from nbspawn._rank import flight_recorder
 from nbspawn._rank.imports import is_library
-from nbspawn._rank.lost_peer import raised_in_collective
+from nbspawn._rank.lost_peer import has_lost_peer, raised_in_collective
 from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
 
 _log = logging.getLogger(__name__)
@@ -59,41 +59,53 @@ _Lines = Set[tuple[str, int]]  # of files
 cells: Mapping[str, str] = {}
 """The files of the notebook's cells; set when the rank starts."""
 
-_raised: _Lines = frozenset()  # of the error that the main thread is reporting
+
+class _Stack(NamedTuple):
+    """Innermost frame first. ``lines`` are those in which the main thread may be in a collective."""
+
+    frames: Sequence[FrameType] = ()
+    lines: _Lines = frozenset()
+
+
+_raised: _Stack | None = None  # of the error that the main thread is reporting
 
 
 def report() -> Collectives | None:
     """This rank's process groups and its last collectives in each; None if it is in no group. For another thread than
     the main one."""
-    lines = _raised
-    if not lines and any(map(is_collective, stack := _main_stack())):
-        lines = {(frame.f_code.co_filename, frame.f_lineno) for frame in stack}
-    return _reported(_unended(flight_recorder.entries(), lines))
+    stack = _raised or _main_stack()
+    return _reported(_unended(flight_recorder.entries(), stack.lines), stack.frames)
 
 
 def if_raised_in_collective(error: BaseException) -> Collectives | None:
     """The report, if this error comes from torch.distributed; None for another error."""
     global _raised
-    if not raised_in_collective(error):
+    if not raised_in_collective(error) and not has_lost_peer(error):
         return None
-    _raised = {(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)}
+    way = list(traceback.walk_tb(error.__traceback__))[::-1]
+    _raised = _Stack([frame for frame, _ in way], {(frame.f_code.co_filename, line) for frame, line in way})
     try:
-        return _reported(_unended(_settled_entries(), _raised))
+        return _reported(_unended(_settled_entries(), _raised.lines), _raised.frames)
     except Exception:
         _log.exception("the recorder cannot be read")
         return None
     finally:
-        _raised = frozenset()
+        _raised = None
 
 
 def at_end() -> Collectives | None:
-    """The last calls of a rank that ends well, for peers that made others. In a main thread that waits for nothing."""
+    """The last calls of a rank that ends well, and so is in none of them, for peers that made others."""
     try:
-        told = _reported(flight_recorder.entries())
+        told = _reported(flight_recorder.entries()) if _distributed() is not None else None
     except Exception:
         _log.exception("the recorder cannot be read")
         return None
-    return told and told._replace(groups=tuple(one._replace(calls=one.calls[-_LAST:]) for one in told.groups))
+    if told is None:
+        return None
+    calls = [tuple(call._replace(pending=False) for call in group.calls[-_LAST:]) for group in told.groups]
+    return told._replace(
+        groups=tuple(group._replace(calls=last) for group, last in zip(told.groups, calls, strict=True))
+    )
 
 
 def _unended(entries: list[dict[str, Any]], lines: _Lines) -> list[dict[str, Any]]:
@@ -104,9 +116,9 @@ def _unended(entries: list[dict[str, Any]], lines: _Lines) -> list[dict[str, Any
     return entries
 
 
-def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+def _reported(entries: Sequence[Mapping[str, Any]], stack: Sequence[FrameType] = ()) -> Collectives | None:
+    """``stack``: of the main thread, innermost frame first."""
+    if (dist := _distributed()) is None:
         return None
     world = dist.distributed_c10d._world
     groups = []
@@ -114,10 +126,18 @@ def _reported(entries: Sequence[Mapping[str, Any]]) -> Collectives | None:
         ranks = sorted(members := world.pg_group_ranks[group], key=members.__getitem__)
         for backend, counter in _counters(dist, group):
             calls = tuple(map(_call, _worth_telling(_calls_of(name, counter, entries, backend))))
+            if calls and calls[-1].pending and calls[-1].name in ROOTED:
+                calls = (*calls[:-1], calls[-1]._replace(root=_root(dist, calls[-1].name, stack)))
             groups.append(GroupCalls(name, group.group_desc, tuple(ranks), calls, backend))
-    transfer = _transfer(dist) or _queued_transfer(dist, entries)
+    transfer = _transfer(dist, stack) or _queued_transfer(dist, entries)
     # torch keeps what a user gives as ranks and tags, such as NumPy's numbers.
     return plain.copy(Collectives, Collectives(dist.get_rank(), tuple(groups), transfer))  # type: ignore[no-any-return]
+
+
+def _distributed() -> Any:
+    """torch.distributed, if this rank is in a group."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def _is_pending(entry: Mapping[str, Any]) -> bool:
@@ -213,23 +233,33 @@ def _users(frames: Iterator[Frame]) -> tuple[Frame, ...]:
     return tuple(found if len(found) <= _FRAMES else [found[0], *found[1 - _FRAMES :]])
 
 
-def _transfer(dist: Any) -> Transfer | None:
+def _root(dist: Any, name: str, stack: Sequence[FrameType]) -> int:
+    """The rank that the main thread's call of this collective names."""
+    frame = next((frame for frame in stack if is_collective(frame) and frame.f_code.co_name == name), None)
+    return UNKNOWN if frame is None else _named(dist, frame, ROOTED[name])
+
+
+def _named(dist: Any, frame: FrameType, role: str) -> int:
+    """The rank that a call names as its ``role``, 'src' or 'dst', or by its number in the group."""
+    given = frame.f_locals
+    rank = given.get(role)
+    if rank is None and (in_group := given.get(f"group_{role}")) is not None:
+        rank = dist.get_global_rank(given.get("group") or dist.group.WORLD, in_group)
+    return UNKNOWN if rank is None else rank
+
+
+def _transfer(dist: Any, stack: Sequence[FrameType]) -> Transfer | None:
     """What the main thread waits in, if that is a send or a recv."""
-    stack = _main_stack()
     waits = next((frame for frame in stack if is_collective(frame)), None)
     if waits is None or waits.f_code.co_name not in ("send", "recv"):
         return None
     given = waits.f_locals
     group = given.get("group") or dist.group.WORLD
-    send = waits.f_code.co_name == "send"
-    peer = given.get("dst" if send else "src")
-    if peer is None and (in_group := given.get("group_dst" if send else "group_src")) is not None:
-        peer = dist.get_global_rank(group, in_group)
     tensor = given["tensor"]
     return Transfer(
         waits.f_code.co_name,
         dist.distributed_c10d._world.pg_names.get(group, ""),
-        -1 if peer is None else peer,
+        _named(dist, waits, "dst" if waits.f_code.co_name == "send" else "src"),
         given.get("tag", 0),
         _tensor(str(tensor.dtype).removeprefix("torch."), tensor.shape),
         _users(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in stack),
@@ -257,11 +287,12 @@ def _is_queued(entry: Mapping[str, Any]) -> bool:
     return not entry["profiling_name"].startswith("gloo:")
 
 
-def _main_stack() -> list[FrameType]:
-    """The main thread's frames, innermost first."""
+def _main_stack() -> _Stack:
+    """The main thread's."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = []
     while frame is not None:
         stack.append(frame)
         frame = frame.f_back
-    return stack
+    lines = {(frame.f_code.co_filename, frame.f_lineno) for frame in stack} if any(map(is_collective, stack)) else set()
+    return _Stack(stack, lines)

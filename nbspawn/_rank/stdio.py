@@ -91,6 +91,9 @@ class _Stderr(io.TextIOWrapper):
                 return proxy.write(text)  # type: ignore[no-any-return]
             finally:
                 self._redirected = False
+        if self._rows[self._row].strip() and _is_line(text):
+            self._print(text)  # a warning beside a bar: it would be appended to the bar's line
+            return len(text)
         written = super().write(text)
         for part in _MOVES.split(text):
             if part == "\n":
@@ -119,6 +122,11 @@ class _Stderr(io.TextIOWrapper):
         bars = "" if self._given_way else "\n".join(below) + _UP * (len(below) - 1)
         io.TextIOWrapper.write(self._stdout, room + text + bars)
         return len(text)
+
+
+def _is_line(text: str) -> bool:
+    """Is this a whole line, and not the part of a bar?"""
+    return text[-1:] == "\n" and not text[0].isspace() and "\r" not in text and "\x1b" not in text
 
 
 def flush() -> OSError | None:

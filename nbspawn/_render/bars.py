@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from nbspawn._render.lines import strip_ansi
 
-_SIGNS = ("%|", "it [", "━", "[=")
+_SIGNS = ("%|", "it [", "━", "[=", "[Gloo] ")
 """One of these is in every bar. A flood of other lines is searched for them at once."""
 _COUNTED = re.compile(
     r"""
@@ -21,6 +21,7 @@ _COUNTED = re.compile(
         | [\d.]+\w*it(?=\ \[)              # and without
         | \d+/\d+\s+(?:━+|\[=+\])          # Keras
         | ━+.*?\d+(?:/\d+|%)               # rich, Lightning
+        | ^\[Gloo\]\ Rank\ (?=\d)           # no bar: what torch 2.6 to 2.9 print for each rank of a group
     )
     """,
     re.VERBOSE,
@@ -28,9 +29,9 @@ _COUNTED = re.compile(
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?::\d\d)+|(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
-def keys(lines: list[str]) -> list[str]:
-    """For each line one that is equal for bars that can be merged; the line itself, if it is no bar."""
-    text = "\n".join(lines)
+def keys(lines: list[str], text: str) -> list[str]:
+    """For each of the lines of ``text`` one that is equal for bars that can be merged; the line itself, if it is no
+    bar."""
     return list(map(_key, lines)) if any(sign in text for sign in _SIGNS) else lines
 
 

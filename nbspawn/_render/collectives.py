@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 
 _NO_GROUP = "The ranks are in no process group."
 _NOT_ONE = "The ranks have made groups each for itself, or with processes of other runs: there is nothing to compare."
-_NO_CALLS = "No calls are recorded in the ranks' process groups. (Before 2.8, torch does not record those of gloo.)"
+_NO_CALLS = "No calls are recorded in the ranks' process groups."
 
 
 def report(title: str, reports: Reports, snapshot: Snapshot) -> Report:

@@ -58,7 +58,8 @@ def _svg(name: str, ranks: Mapping[int, Course], run: Run) -> Iterator[str]:
     now = f"{last[0]:.4g}" if len(set(last)) == 1 else f"{min(last):.4g}–{max(last):.4g}"
     if odd := [rank for rank, course in ranks.items() if not math.isfinite(course.last)]:
         now = f"{ranks[odd[0]].last} in rank{'s' * (len(odd) > 1)} {few_ranges(odd, _RANKS)}"
-    yield f"<text x='0' y='12'><tspan font-weight='bold'>{escape(name)}</tspan>  {now}</text>"
+    of = f" of ranks {few_ranges(ranks, _RANKS)}" if len(run.ranks) > len(ranks) else ""
+    yield f"<text x='0' y='12'><tspan font-weight='bold'>{escape(name)}</tspan>{of}  {now}</text>"
     yield f"<text x='{_WIDTH}' y='12' text-anchor='end'>min {low:.4g}, max {high:.4g}</text>"
     same = len({(*course.values,) for course in ranks.values()}) == 1 and len(ranks) > 1
     for index, course in enumerate(list(ranks.values())[: 1 if same else None]):

@@ -57,7 +57,7 @@ _WIDTHS = {
 _FROM = {"cpu": 560, "memory": 700, TREND: 800, GPU: 900}
 """Pixels of the output from which on a column is there: below, the line of code needs its room."""
 _SHORT = 20  # characters of a line of code, where it is not known
-_UNTOLD = "14em"  # of the last lines' column while there is none: the code has its room
+_UNTOLD = "clamp(0px,100cqw - 480px,14em)"  # of the last lines' column while there is none: the code has its room
 
 # Front ends style tables of their own accord (JupyterLab: right-aligned, zebra; classic Notebook: border-box), hence
 # much that looks obvious.
@@ -142,10 +142,10 @@ def _narrow(column: str) -> str:
 
 
 def _line_width(run: Run) -> str:
-    """What the cell's longest line needs, and at most two fifths: the same from the first line that a rank has printed
+    """What the cell's longest line needs, and at most a third: the same from the first line that a rank has printed
     on, so that no column moves."""
     longest = max((len(line.strip()) for line in run.source), default=_SHORT)
-    return f";width:min({max(longest + 5, 14)}ch,40cqw)"
+    return f";width:min({max(longest + 5, 14)}ch,36cqw)"
 
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:

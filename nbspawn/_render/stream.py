@@ -30,6 +30,10 @@ _END_RANKS = 32
 # Columns of one mark: more rank numbers are unreadable.
 _MARK_LIMIT = 24
 
+_INDENTS = (" ", "\t")
+_BELONGS = ("\n ", "\n\t", ":\n")
+"""One of these is where a line belongs to the one before it. A flood of other lines is searched for them at once."""
+
 _PARTIAL_ESCAPE = re.compile(r"\x1b[^A-Za-z]*\Z")
 
 
@@ -48,8 +52,8 @@ class MergedStream:
         self._cut: dict[int, _Cut] = {}
         self._wholes: dict[int, int] = {}
         self._groups: dict[int, dict[str | int, list[int]]] = {}
-        self._keys: dict[int, list[str]] = {}
-        self._next: dict[str, set[int]] = {}
+        self._keys: dict[int, Sequence[str | int]] = {}
+        self._next: dict[str | int, set[int]] = {}
 
     @property
     def over_budget(self) -> bool:
@@ -80,7 +84,7 @@ class MergedStream:
         first_with: dict[tuple[str, ...], int] = {}
         self._wholes = {rank: first_with.setdefault(tuple(own), rank) for rank, own in lines.items()} if blocks else {}
         self._groups = {}
-        self._keys = {rank: bars.keys(own) for rank, own in lines.items()}
+        self._keys = {rank: _keys(own) for rank, own in lines.items()}
         self._next = {}
         for rank, keys in self._keys.items():
             if keys:
@@ -165,6 +169,22 @@ class MergedStream:
 
     def _mark(self, ranks: list[int]) -> str:
         return f"[{few_ranges(ranks, _MARK_LIMIT)}]".ljust(self._width) + " "
+
+
+def _keys(lines: list[str]) -> Sequence[str | int]:
+    """The keys of a rank's lines, of which equal ones may be merged: a line that belongs to the one before it (it is
+    indented, or that ends with a colon) only where these are equal, too, so that no tensor loses its heading."""
+    text = "\n".join(lines)
+    keys = bars.keys(lines, text)
+    if not any(sign in text for sign in _BELONGS):
+        return keys
+    found: list[str | int] = []
+    before = ""
+    for line, key in zip(lines, keys, strict=True):
+        belongs = found and (line[:1] in _INDENTS or before[-1:] == ":")
+        found.append(hash((found[-1], key)) if belongs else key)
+        before = line
+    return found
 
 
 class _Cut:

@@ -11,7 +11,7 @@ from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.messages import Aborting, Event, Raised, Returned
 from nbspawn._session import views
-from nbspawn._state.collectives import Reports, findings, stands_still
+from nbspawn._state.collectives import Reports, findings, mismatches, stands_still
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.stall import overdue
@@ -29,17 +29,20 @@ class RecordedCollectives:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._end: tuple[Snapshot, Reports] | None = None
-        self._told: dict[int, Collectives] = {}  # by ranks that have ended
-        self._failed: set[int] = set()
+        self._returned: dict[int, Collectives] = {}
+        self._raised: dict[int, Collectives] = {}
+        self._aborted: set[int] = set()
         self._look_at = 0.0
         self._ask_at = 0.0
 
     def fold(self, event: Event) -> None:
         """Take note of what a rank tells of its collectives at its end: after an error in one, or a good end."""
-        if isinstance(event, (Raised, Aborting, Returned)) and event.collectives is not None:
-            self._told[event.rank] = event.collectives
-            if not isinstance(event, Returned):
-                self._failed.add(event.rank)
+        if not isinstance(event, (Raised, Aborting, Returned)) or event.collectives is None:
+            return
+        told = self._returned if isinstance(event, Returned) else self._raised
+        told[event.rank] = event.collectives
+        if isinstance(event, Aborting):
+            self._aborted.add(event.rank)
 
     def watched(self, run: Run, now: float, at_rest: bool) -> Run:
         """The run with what its ranks tell if they stand still. ``at_rest``: they wait for the user, or end."""
@@ -75,14 +78,20 @@ class RecordedCollectives:
         if self._end is None:
             return []
         seen, reports = self._end
+        if not self._engine.failures:  # those that are being stopped raise
+            return findings(seen, {**reports, **self._returned})
         # A call that ends with an error seems to have ended well, until it has raised.
-        return findings(seen, {**reports, **self._told}, self._failed)
+        return findings(seen, {**reports, **self._returned, **self._raised}, self._raised, self._aborted)
+
+    def mismatches(self, run: Run) -> list[str]:
+        """Of ranks that have all ended well: a backend may take what does not match, and give wrong values."""
+        return [] if self._end is not None else mismatches(run, self._returned)
 
     def _failed_in_collective(self, failure: Failure) -> bool:
         """gloo aborts the process that is sent more than it expects."""
-        return failure.rank in self._failed or failure.exitcode == -signal.SIGABRT
+        return failure.rank in self._raised or failure.exitcode == -signal.SIGABRT
 
     def asked(self) -> Reports:
         """What the ranks tell that run, and what those that have ended told then."""
         asked = self._engine.ask("collectives")
-        return {**self._told, **{rank: found for rank, found in asked.items() if found is not None}}
+        return {**self._returned, **{rank: found for rank, found in asked.items() if found is not None}}

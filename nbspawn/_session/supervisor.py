@@ -121,7 +121,9 @@ class Supervisor:
                 run = self._until_over(run)
                 while instead is not None and self._refused is None and self._none_has_loaded(run):
                     run = self._until_over(self._go_on_with_others(run, instead))
-                if self._engine.failures and not self._sentences:
+                if not self._engine.failures:
+                    run = self._note_mismatches(run)
+                elif not self._sentences:
                     self._note_end(run, self._clock())
             except BaseException:
                 # Not a rank's error: the view's, or a bug of ours. Nothing would watch the ranks any more.
@@ -324,6 +326,11 @@ class Supervisor:
         with self._beside("Looking for collectives"):
             self._recorded.note_end(run, now)
 
+    def _note_mismatches(self, run: Run) -> Run:
+        with self._beside("Looking for collectives"):
+            return replace(run, notes=(*run.notes, *self._recorded.mismatches(run)))
+        return run
+
     @property
     def _sentences(self) -> list[str]:
         """What was wrong with collectives at the end."""
@@ -376,10 +383,10 @@ class Supervisor:
                 for one in failures[:_FETCHED]
             ]
             found = [*fetched, *failures[_FETCHED:]]
-            context = [*self._sentences, *self._stood(run, "stopped"), logs]
+            context = [*self._stood(run, "stopped"), logs]
             failed = {failure.rank for failure in found}
             peer_ended = any(rank.ended is not None and rank.rank not in failed for rank in run.ranks)
-            raise rank_error(found, len(run.ranks), context, peer_ended)
+            raise rank_error(found, len(run.ranks), context, peer_ended, self._sentences)
         results = engine.results()
         times = self._profile.timeline
         # IPython keeps all results, in Out: the names of all cells in each would be megabytes in a long notebook.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbspawn._protocol.collectives import Call, Collectives, GroupCalls, Transfer
+from nbspawn._protocol.collectives import ROOTED, UNKNOWN, Call, Collectives, GroupCalls, Transfer
 from nbspawn._state.run import FINAL, Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.whereabouts import Doing, doing, line_of
@@ -62,9 +62,11 @@ class Gap(NamedTuple):
     missing: tuple[int, ...]
 
 
-def findings(snapshot: Snapshot, reports: Reports, failed: Collection[int] = ()) -> list[str]:
+def findings(
+    snapshot: Snapshot, reports: Reports, failed: Collection[int] = (), aborted: Collection[int] = ()
+) -> list[str]:
     """A sentence for each thing that is wrong; none if nothing is, as far as the recorder tells. ``failed``: the ranks
-    that have raised in a collective; which one is not always known."""
+    that have raised in a collective; which one is not always known. ``aborted``: those of them that a library ended."""
     found = []
     gaps = []
     for group in groups(snapshot.run, reports):
@@ -79,12 +81,22 @@ def findings(snapshot: Snapshot, reports: Reports, failed: Collection[int] = ())
     if crossed is not None:
         found.append(_crossing(snapshot.run, *crossed))
         gaps = [gap for gap in gaps if gap not in crossed]
-    waits = _waits(snapshot.run, reports, gaps)
-    found += [_missing(snapshot, waits, gap) for gap in gaps]
+    waits = _waits(snapshot.run, {rank: one for rank, one in reports.items() if rank not in failed}, gaps)
+    found += [_missing(snapshot, waits, gap, failed) for gap in gaps]
     said = {rank for gap in gaps for rank in gap.missing}
-    found += _transfers(snapshot, reports, waits, said)
+    found += _transfers(snapshot, reports, waits, {*said, *aborted})
+    found += _refused(snapshot.run, reports, aborted)
+    if not found:
+        found += [_same_root(snapshot.run, group, failed) for group in groups(snapshot.run, reports)]
+        found = list(filter(None, found))
     more = len(found) - _SENTENCES
     return [*found[:_SENTENCES], f"The same of {more} more."] if more > 0 else found
+
+
+def mismatches(run: Run, reports: Reports) -> list[str]:
+    """Of ranks that have ended well: which of their calls did not match, though nothing has failed."""
+    found = list(filter(None, (_mismatch(run, group) for group in groups(run, reports))))[:_SENTENCES]
+    return [*found, "No rank has failed, but the values that they got are wrong."] if found else []
 
 
 def stands_still(snapshot: Snapshot, rank: int, age: float = math.inf) -> bool:
@@ -123,10 +135,11 @@ def _label(group: GroupCalls) -> str:
 def alike(calls: Mapping[int, Call]) -> list[tuple[Call, list[int]]]:
     """Calls that belong together, by what has to be the same in all ranks: each kind with its ranks."""
     kinds: dict[tuple[Any, ...], list[int]] = {}
+    differ = len({call.root for call in calls.values()} - {UNKNOWN}) > 1
     # all_gather may get tensors of different sizes, if all ranks have the same list to receive them in.
     uneven = len({call.outputs for call in calls.values()}) == 1
     for rank, call in calls.items():
-        kinds.setdefault(_signature(call, uneven), []).append(rank)
+        kinds.setdefault((*_signature(call, uneven), call.root if differ else UNKNOWN), []).append(rank)
     return [(calls[ranks[0]], ranks) for ranks in kinds.values()]
 
 
@@ -153,16 +166,27 @@ def _mismatch(run: Run, group: Group) -> str:
     for number in sorted({number for calls in group.calls.values() for number in calls}):
         kinds = alike(group.at(number))
         if len(kinds) > 1:
-            names = len({call.name for call, _ in kinds}) == 1
+            names = {call.name for call, _ in kinds}
+            if len(names) == 1 and len({_signature(call, False) for call, _ in kinds}) == 1:
+                return _other_roots(run, group, number, kinds)
             parts = []
             for call, ranks in kinds:
                 verb = "calls" if len(ranks) == 1 else "call"
                 parts.append(f"{_ranks(ranks)} {verb} {described(run, call)}")
             if (more := len(parts) - _PARTS) > 0:
                 parts[_PARTS:] = [f"{more} more differ"]
-            rule = "pass the same shape and dtype" if names else "make the same calls in the same order"
+            rule = "pass the same shape and dtype" if len(names) == 1 else "make the same calls in the same order"
             return f"Collective {number} of {group.label}: {', '.join(parts)}. All its ranks have to {rule}."
     return ""
+
+
+def _other_roots(run: Run, group: Group, number: int, kinds: Sequence[tuple[Call, list[int]]]) -> str:
+    role, call = ROOTED[kinds[0][0].name], kinds[0][0]
+    parts = [f"{_ranks(ranks)} with {role}={one.root}" for one, ranks in kinds if one.root != UNKNOWN]
+    if (more := len(parts) - _PARTS) > 0:
+        parts[_PARTS:] = [f"{more} more differ"]
+    called = f"Collective {number} of {group.label}, {described(run, call)}: called by {', '.join(parts)}."
+    return f"{called} All its ranks have to name the same {role}."
 
 
 # ---------------------------------------------------------------- ranks that have not reached a call
@@ -170,12 +194,12 @@ def _mismatch(run: Run, group: Group) -> str:
 
 def _gap(group: Group, failed: Collection[int]) -> Gap | None:
     """The first call that some ranks wait in for others. A call of which a rank has learnt an error later, as in
-    ``wait()``, seems to have ended well: of those that have ``failed`` it is not said that they have passed one."""
-    for number in sorted({number for calls in group.calls.values() for number, call in calls.items() if call.pending}):
+    ``wait()``, seems to have ended well: who has ``failed`` has not passed one that others have not reached."""
+    for number in sorted({number for calls in group.calls.values() for number in calls}):
         at = group.at(number)
+        inside = tuple(rank for rank, call in at.items() if call.pending) or tuple(sorted(at.keys() & set(failed)))
         missing = tuple(rank for rank in group.members if rank not in group.calls or group.last(rank) < number)
-        if missing:
-            inside = tuple(rank for rank, call in at.items() if call.pending)
+        if missing and inside:
             passed = tuple(rank for rank, call in at.items() if not call.pending and rank not in failed)
             return Gap(group, number, at[inside[0]], inside, passed, missing)
     return None
@@ -196,7 +220,7 @@ def _unable(snapshot: Snapshot, group: Group) -> str:
     )
 
 
-def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
+def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap, failed: Collection[int]) -> str:
     number, group = gap.number, gap.group
     inside = "is" if len(gap.inside) == 1 else "are"
     parts = [f"{_ranks(gap.inside)} {inside} in it"]
@@ -205,7 +229,8 @@ def _missing(snapshot: Snapshot, waits: Mapping[int, Doing], gap: Gap) -> str:
     groups: dict[tuple[str, Doing], list[int]] = {}
     for rank in gap.missing:
         what = waits.get(rank) or doing(snapshot, snapshot.run.ranks[rank])
-        groups.setdefault((_behind(group, rank), what), []).append(rank)
+        behind = "" if rank in failed else _behind(group, rank)  # torch may have refused this very call
+        groups.setdefault((behind, what), []).append(rank)
     for (behind, what), ranks in groups.items():
         have = "has" if len(ranks) == 1 else "have"
         parts.append(f"{_ranks(ranks)} {behind and f'{have} {behind} and '}{what.of(len(ranks))}")
@@ -282,6 +307,31 @@ def _transfers(
         what = waits.get(peer) or doing(snapshot, snapshot.run.ranks[peer])
         does_not = "receive from it" if transfer.name == "send" else "send to it"
         yield f"Rank {rank} waits in {here}, but rank {peer} does not {does_not}: it {what.of(1)}."
+
+
+def _refused(run: Run, reports: Reports, aborted: Collection[int]) -> Iterator[str]:
+    """gloo ends a process that is sent more than it expects."""
+    to_run = _to_run(reports)
+    for rank in sorted(aborted):
+        if (transfer := reports[rank].transfer) is not None:
+            here = _between(run, rank, transfer, to_run)
+            yield f"Rank {rank} was ended in {here}. Both ranks have to pass the same size and dtype."
+
+
+def _same_root(run: Run, group: Group, failed: Collection[int]) -> str:
+    """Of a call that all ranks have made, and in which some have lost a peer: which root the others named, nobody
+    knows any more."""
+    for rank in sorted(set(failed) & group.calls.keys()):
+        number = group.last(rank)
+        call = group.calls[rank].get(number)
+        if call is None or call.root == UNKNOWN or len(group.at(number)) < len(group.members):
+            continue
+        what = f"Collective {number} of {group.label}, {described(run, call)}"
+        role = ROOTED[call.name]
+        return (
+            f"{what}: all ranks have called it, rank {rank} with {role}={call.root}. All have to name the same {role}."
+        )
+    return ""
 
 
 def _between(run: Run, rank: int, transfer: Transfer, to_run: Mapping[int, int]) -> str:

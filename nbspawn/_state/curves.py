@@ -17,6 +17,7 @@ _KNOWN = 32  # names, most of them of settings, which are printed once
 _RANKS = 8
 _POINTS = 60  # of one rank, and up to twice as many
 _LEAST = 3  # points: fewer are no curve
+_LONGEST = 1000  # characters of a line
 _LINES = 20  # of what a rank has printed at once
 
 _NAMED = re.compile(
@@ -24,14 +25,17 @@ _NAMED = re.compile(
     (?<![\w./-]) ["']? (?P<name>(?:(?:train|val|test|eval|dev)\w*\ )?[A-Za-z_][\w/.-]{0,30}) ["']?
     (?P<sign>\ *[=:]\ *|\ +) ["']?
     (?: (?P<value>[-+]?(?:\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)) (?!\ ?%|[\w.:/])
-      | (?P<percent>\d+(?:\.\d+)?)\ ?%(?!\|) )
+      | (?:\d+/\d+\ \()?(?P<percent>\d+(?:\.\d+)?)\ ?%(?!\|)
+      | (?P<whole>[-+]?\d+) (?![\w.:/%]|\ ?%) )
     """,
     re.VERBOSE,
 )
-"""A number with a fraction, or of percent: others count steps. Without a sign, and of percent, only behind a name of
-``_METRIC``."""
+"""A number with a fraction, or of percent; whole ones may count steps. Without a sign, and of percent, only behind a
+name of ``_METRIC``."""
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_PERCENT = re.compile(r"(\d+)%\|")
 _BAR = re.compile(r"\d%\||it/s|s/it|━")
-_TIME = re.compile(r"(?i)time|elapsed|seconds|eta$|^took$")
+_NO_COURSE = re.compile(r"(?i)time|elapsed|seconds|per_second|eta$|^took$|^epoch$|^(?:global_)?step$")
 _METRIC = re.compile(
     r"(?i)loss|acc|error|perplexity|(?:^|[_/.-])(?:lr|ppl|f1|auc|mse|mae|rmse|bleu|reward|kl)(?:$|[_/.-])"
 )
@@ -48,6 +52,30 @@ class Course:
     most: float = -math.inf
     of_bar: bool = False
     """Was it read from a progress bar that was running?"""
+    bar: tuple[str, int] | None = None
+    """What stands before its percentage, and that; None once its end has been read."""
+    next_began: bool = False
+    """Has another bar been read since, while the end of this one is still to come?"""
+
+    def read(self, time: float, value: float, line: str, again: bool) -> None:
+        """One that was in this line. ``again``: of a bar that is being redrawn, and may show what it showed before. The
+        line of one that has ended comes last, and may come after the beginning of the next bar."""
+        shown = _PERCENT.search(line)
+        bar = (line[: shown.start()], int(shown[1])) if shown else None
+        if again:
+            if bar and self.bar:
+                self.next_began = self.next_began or bar[0] != self.bar[0] or bar[1] < self.bar[1]
+            self.of_bar, self.bar = True, bar
+            if self.last != value:
+                self.add(time, value)
+        elif not (self.of_bar and _BAR.search(line)):
+            self.add(time, value)
+        elif self.next_began:
+            self.next_began = False
+        else:
+            self.bar = None
+            if bar and self.last != value:
+                self.add(time, value)
 
     def add(self, time: float, value: float) -> None:
         """One more. Where there are too many, of each two the one that differs less from the one before is dropped."""
@@ -103,7 +131,7 @@ class Curves:
 
     @property
     def _names(self) -> list[str]:
-        names = sorted(self._courses, key=lambda name: name not in self._logged)
+        names = sorted(self._courses, key=lambda name: (name not in self._logged, not _METRIC.search(name)))
         return [name for name in names if self._curves(name) and (name in self._logged or self._changes(name))]
 
     def _curves(self, name: str) -> dict[int, Course]:
@@ -114,23 +142,20 @@ class Curves:
 
     def _read(self, rank: int, line: str, now: float, again: bool = False) -> None:
         """``again``: a bar that is redrawn, which may not have changed."""
-        if not any(sign in line for sign in ".en%"):
-            return
+        line = _COLOUR.sub("", line[:_LONGEST])
         named = list(_NAMED.finditer(line))
         for found in named:
-            name, of = found["name"], found["percent"]
-            if _TIME.search(name) or not ((found["sign"].strip() and not of) or _METRIC.search(name)):
+            name, percent = found["name"], found["percent"]
+            if _NO_COURSE.search(name) or not ((found["sign"].strip() and not percent) or _METRIC.search(name)):
                 continue
-            value = float(of or found["value"])
             if sum(one["name"] == name for one in named) > 1:  # of what, nobody knows
                 continue
-            course = self._course(f"{name} %" if of else name, rank)
-            if course is None or (again and course.last == value):
+            key = f"{name} %" if percent else name
+            if found["whole"] and not (_METRIC.search(name) or key in self._courses):
                 continue
-            if not again and course.of_bar and _BAR.search(line):
-                continue  # the end of a bar that was followed: the next one may have begun
-            course.of_bar = course.of_bar or again
-            course.add(now, value)
+            course = self._course(key, rank)
+            if course is not None:
+                course.read(now, float(percent or found["value"] or found["whole"]), line, again)
 
     def _course(self, name: str, rank: int) -> Course | None:
         """None of a name for which there is no room."""

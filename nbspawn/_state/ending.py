@@ -57,7 +57,7 @@ class Ending:
                     missing=event.missing,
                 )
             case Leaving():
-                return Ending(event.rank, event.time, code=event.code, text=event.text)
+                return Ending(event.rank, event.time, line=event.line, code=event.code, text=event.text)
             case Exited():
                 return Ending(event.rank, event.time, line=event.line, code=event.code, text=event.text)
 
@@ -92,7 +92,7 @@ class Ending:
     def what(self) -> str:
         """As an error has it, one line: 'KeyError: 'hieght'', 'process 3 terminated with signal SIGSEGV (…)'."""
         if self.raised:
-            message = self.message.strip().partition("\n")[0]
+            message = wording.headline(self.message)
             return f"{self.name}: {message}" if message else self.name
         if self.code is None:
             return f"process {self.rank} has ended without a word, and its exit code is unknown: {self.text}"

@@ -11,6 +11,8 @@ from nbspawn._state.snapshot import Snapshot
 
 SILENCE = 3.0  # seconds without a sign of life that are worth showing; a rank gives two a second
 
+_DETAIL = 100  # characters of an error: the whole one is shown elsewhere
+
 _PLURAL = {"is": "are", "has": "have", "waits": "wait", "sends": "send"}
 
 
@@ -30,7 +32,9 @@ def doing(snapshot: Snapshot, rank: RankStatus) -> Doing:
     if rank.state == "idle":
         return Doing(("is", "idle"))
     if rank.state in FINAL:
-        return Doing(("has", f"ended ({rank.detail})" if rank.detail else "ended"))
+        detail = rank.detail.partition("\n")[0]
+        detail = detail if len(detail) <= _DETAIL else f"{detail[:_DETAIL]}…"
+        return Doing(("has", f"ended ({detail})" if detail else "ended"))
     if rank.state == "starting":
         return Doing(("is", "starting"))
     frame, line = rank.spot(snapshot.run.cell), line_of(snapshot.run, rank.position.frames)

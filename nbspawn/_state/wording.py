@@ -87,6 +87,16 @@ def process_end(rank: int, exitcode: int, text: str = "") -> str:
     return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")
 
 
+def headline(message: str) -> str:
+    """The first line of an exception's text, with the next one where the sentence goes on there; of an error that torch
+    has carried over from another process (a DataLoader's worker) also what it was."""
+    lines = message.strip().splitlines() or [""]
+    first = lines[0].rstrip()
+    if lines[1:] and (lines[0].endswith(" ") or first.endswith((":", ","))):
+        first = f"{first} {lines[1].strip()}"
+    return f"{first.rstrip('.')}: {lines[-1].strip()}" if "\nOriginal Traceback" in message else first
+
+
 def _known_signal(exitcode: int) -> str:
     try:
         return signal.Signals(-exitcode).name

@@ -97,6 +97,55 @@ def test_an_abort_says_where_and_why(kernel: Kernel, begin: str) -> None:
     kernel.execute("%ranks stop")
 
 
+@recorded
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        (
+            "if rank == 0: dist.send(torch.ones(4), 1)\nif rank == 1: dist.recv(torch.ones(2), 0)",
+            "Rank 1 was ended in recv of float32[2] from rank 0 (line 4). Both ranks have to pass the same size and "
+            "dtype.",
+        ),
+        (
+            "if rank == 0: dist.recv(torch.ones(2), 1)",
+            "Rank 0 waits in recv of float32[2] from rank 1 (line 3), but rank 1 does not send to it: it has finished.",
+        ),
+        (
+            "calls = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2 + rank)]\n"
+            "for one in calls: one.wait()",
+            "Collective 3 of the default group, all_reduce float32[1] (line 3): rank 1 is in it, "
+            "rank 0 has not reached it (last call: 2, all_reduce) and has finished.",
+        ),
+    ],
+    ids=["another size", "never sent", "asynchronous"],
+)
+def test_what_a_rank_tells_at_its_end(kernel: Kernel, lines: str, said: str) -> None:
+    reply = kernel.execute(f"%%spawn 2 -b gloo\nimport torch, torch.distributed as dist\n{lines}")
+    assert said in reply.traceback.splitlines()[1:3], "below the headline"
+
+
+@recorded
+def test_ranks_that_do_not_match_are_told_though_none_fails(kernel: Kernel) -> None:
+    """gloo adds the bytes of what it is given."""
+    cell = "%%spawn 2 -b gloo\nimport torch, torch.distributed as dist\n"
+    reply = ok(kernel.execute(cell + "dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank else torch.float32))"))
+    shown = reply.table["text/plain"]
+    assert "rank 0 calls all_reduce float32[4] (line 3), rank 1 calls all_reduce int32[4] (line 3). All its" in shown
+    assert "the values that they got are wrong" in shown and "wrong" in reply.table["text/html"]
+    uneven = "dist.all_gather_object([None] * 2, 'x' * rank)\nx = [torch.ones(1), torch.ones(2)]\n"
+    uneven += "dist.broadcast_object_list(['y' * rank]); dist.scatter(torch.ones(2), x[1:] * 2 if rank == 0 else None)"
+    reply = ok(kernel.execute(cell + uneven))
+    assert "Collective" not in reply.table["text/plain"], "these need not be equal"
+
+
+@pytest.mark.extended
+@recorded
+def test_other_roots(kernel: Kernel) -> None:
+    cell = "%%spawn 3 -b gloo --timeout 3\nimport torch, torch.distributed as dist\n"
+    said = "float32[2] (line 3): called by rank 0 with src=0, rank 1 with src=1, rank 2 with src=2. All its ranks"
+    assert said in kernel.execute(f"{cell}dist.broadcast(torch.ones(2), src=rank)").traceback
+
+
 def test_an_error_elsewhere_is_not_put_down_to_collectives(kernel: Kernel) -> None:
     cell = "%%spawn 3 -b gloo\nimport torch.distributed as dist\nif rank == 2: raise KeyError('hieght')\ndist.barrier()"
     reply = kernel.execute(cell)

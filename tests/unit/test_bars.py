@@ -37,7 +37,7 @@ RICH = "Working… \x1b[38;5;197m━━━━━━━━━━━━\x1b[0m \x1
     ids=["tqdm", "without a total", "rich", "Lightning", "Keras"],
 )
 def test_bars_with_the_same_counts(lines: list[str], whole: str) -> None:
-    assert len(set(bars.keys(lines))) == 1
+    assert len(set(bars.keys(lines, "\n".join(lines)))) == 1
     assert bars.merged(lines) == whole
 
 
@@ -52,4 +52,4 @@ def test_bars_with_the_same_counts(lines: list[str], whole: str) -> None:
     ],
 )
 def test_what_is_not_the_same(one: str, other: str) -> None:
-    assert len(set(bars.keys([one, other]))) == 2
+    assert len(set(bars.keys([one, other], f"{one}\n{other}"))) == 2

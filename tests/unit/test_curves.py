@@ -50,7 +50,7 @@ def test_numbers_with_names(line: str, name: str) -> None:
         "step {}: elapsed: 0.31",
         "10%|█         | 1/10 [00:0{}<00:09,  1.01it/s]",
         "version 1.{}",
-        "loss {} 0.5.1",
+        "loss {}.5.1",
         "Training: {}%|█         |",
         "disk: {}% full",
         "lr=0.1, step {}",
@@ -150,8 +150,32 @@ def test_quoted_numbers_and_those_that_are_none() -> None:
 
 
 def test_a_bar_that_has_ended_does_not_come_after_the_next_one() -> None:
-    bar = " 40%|████      | 4/10 [00:01<00:00,  3.2it/s, acc={}]"
-    curves = curves_of(*(bar.format(value) for value in (0.5, 0.6, 0.7)), bar=True)
-    curves.add([Printed(0, (), bar.format(0.1))], 200.0)
-    curves.add([Printed(0, (bar.format(0.7),), bar.format(0.2))], 201.0)
+    bar = "{1:3}%|████      | 4/10 [00:01<00:00,  3.2it/s, acc={0}]"
+    curves = curves_of(*(bar.format(0.5 + step / 10, 70 + 10 * step) for step in range(3)), bar=True)
+    curves.add([Printed(0, (), bar.format(0.1, 10))], 200.0)
+    curves.add([Printed(0, (bar.format(0.75, 100),), bar.format(0.2, 50))], 201.0)
     assert values(curves) == {"acc": [0.5, 0.6, 0.7, 0.1, 0.2]}
+    curves.add([Printed(0, (bar.format(0.3, 100),), "")], 202.0)
+    assert values(curves)["acc"][-1] == 0.3, "its last value, where no other bar came between"
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("loss {}", "loss"),
+        ("\x1b[3mtrain_loss: {}\x1b[0m", "train_loss"),
+        ("Accuracy: {0}/10 ({0}0%)", "Accuracy %"),
+    ],
+)
+def test_whole_numbers_of_metrics_count(line: str, name: str) -> None:
+    factor = 10 if "%" in name else 1
+    assert values(curves_of(*(line.format(step) for step in (5, 4, 3)))) == {name: [5 * factor, 4 * factor, 3 * factor]}
+    assert values(curves_of(*(f"reward={number}" for number in (0.5, 1, 2)))) == {"reward": [0.5, 1.0, 2.0]}
+    assert values(curves_of(*(f"size={number}" for number in (5, 4, 3)))) == {}
+
+
+def test_more_ranks_than_are_drawn_are_named() -> None:
+    curves = Curves()
+    for step in range(3):
+        curves.add([Printed(rank, (f"loss {step + rank}",), "") for rank in range(16)], 1.0 * step)
+    assert "of ranks 0-7" in unquote(html(curves, Run.new(16, "fork", "", "", 0.0)))

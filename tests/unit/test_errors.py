@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from nbspawn._engine import failures
 from nbspawn._protocol.launch import RunFiles
+from nbspawn._state.wording import headline
 from nbspawn.errors import Failure, rank_error
 
 
@@ -60,6 +64,30 @@ def test_one_machine_has_one_clock() -> None:
         "rank 0 of 8 (host1): KeyError: 1",
         "also rank 1 (host1): the same",
     ]
+
+
+def test_the_same_means_the_whole_text() -> None:
+    first, other = (
+        replace(on(1, rank, 10.0 + rank), message=f"a sentence\nunused: {rank}\n  in 0x{rank:x}") for rank in (0, 1)
+    )
+    assert lines(first, other)[1:] == ["also rank 1 (host1): the same, but: unused: 1"]
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("one line.", "one line."),
+        ("one line.\nanother", "one line."),
+        ("Error(s) in loading:\n\tMissing key(s): 'a'", "Error(s) in loading: Missing key(s): 'a'"),
+        ("the sentence goes on and \nends here. And more", "the sentence goes on and ends here. And more"),
+        (
+            "Caught KeyError in worker process 1.\nOriginal Traceback (most recent call last):\n  …\nKeyError: 'x'\n",
+            "Caught KeyError in worker process 1: KeyError: 'x'",
+        ),
+    ],
+)
+def test_headlines(text: str, shown: str) -> None:
+    assert headline(text) == shown
 
 
 def test_the_others_are_grouped_and_bounded() -> None:

@@ -167,7 +167,7 @@ def test_bytes_that_were_damaged_are_a_message_or_refused() -> None:
         except NotPlainError:
             continue
         assert isinstance(found, get_args(RankEvent))
-        assert wire.load_event(wire.pickled(RankEvent, found)) == found
+        assert repr(wire.load_event(wire.pickled(RankEvent, found))) == repr(found), "nan is not equal to itself"
 
 
 class Number(int):

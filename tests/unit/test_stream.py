@@ -56,6 +56,23 @@ def test_what_is_the_next_of_others_is_shown_once() -> None:
     assert feed(stream(2), (0, "a b c"), (1, "c b")) == ["[0]   a", "[1]   c", "[0-1] b", "[0]   c"]
 
 
+def test_a_line_stays_below_its_own_heading() -> None:
+    def fed(heading: str) -> list[str]:
+        lines = (heading, "tensor([[6.],", "        [6.]])", "x")
+        printed = [Printed(rank, tuple(line.format(rank) for line in lines), "") for rank in range(2)]
+        return stream().feed(printed).splitlines()
+
+    assert fed("after:") == ["[0-1] after:", "[0-1] tensor([[6.],", "[0-1]         [6.]])", "[0-1] x"]
+    own = [[f"[{rank}]   {rank}:", f"[{rank}]   tensor([[6.],", f"[{rank}]           [6.]])"] for rank in range(2)]
+    assert fed("{}:") == [*own[0], *own[1], "[0-1] x"]
+
+
+def test_what_gloo_says_of_each_rank_is_one_line() -> None:
+    said = "[Gloo] Rank {} is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    printed = [Printed(rank, (said.format(rank),), "") for rank in range(2)]
+    assert stream().feed(printed) == f"[0-1] {said.format('0–1')}\n"
+
+
 def test_finished_bars_are_one_line() -> None:
     merged = stream(2)
     bars = ("100%|██| 5/5 [00:01<00:00, 3.1it/s]", "100%|██| 5/5 [00:02<00:00, 2.9it/s]")
