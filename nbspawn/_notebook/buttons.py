@@ -18,8 +18,10 @@ from nbspawn._session.views import Action
 _REFRESH = 0.5  # seconds between two reads of the chosen rank's log
 _ALL = -1
 
+# Scrolled to its end, as long as nobody scrolls.
+_END_FIRST = "display:flex;flex-direction:column-reverse;max-height:240px;overflow:auto"
 _PANE = (
-    "max-height:240px;overflow:auto;margin:2px 0;padding:4px 8px;font-size:var(--jp-code-font-size,13px);"
+    "margin:2px 0;padding:4px 8px;font-size:var(--jp-code-font-size,13px);"
     "font-family:var(--jp-code-font-family,monospace);line-height:1.3;border:1px solid var(--jp-border-color2,#8886);"
     "color:var(--jp-ui-font-color1,inherit);background:var(--jp-layout-color1,transparent);white-space:pre-wrap"
 )
@@ -119,7 +121,8 @@ class Buttons:
         rank = self._choice.value
         self.pane.layout.display = "none" if rank == _ALL else ""
         if rank != _ALL:
-            shown = f'<pre style="{_PANE}">{escape(text(rank)) or "nothing yet"}</pre>{escape(path(rank))}'
+            output = f'<pre style="{_PANE}">{escape(text(rank)) or "nothing yet"}</pre>'
+            shown = f'<div style="{_END_FIRST}">{output}</div>{escape(path(rank))}'
             if shown != self.pane.value:
                 self.pane.value = shown
 
