@@ -145,7 +145,7 @@ def _line_width(run: Run) -> str:
     """What the cell's longest line needs, and at most a third: the same from the first line that a rank has printed
     on, so that no column moves."""
     longest = max((len(line.strip()) for line in run.source), default=_SHORT)
-    return f";width:min({max(longest + 5, 14)}ch,36cqw)"
+    return f";width:min({max(longest + 5, 14)}ch,33cqw)"
 
 
 def _row(row: Row, live: bool, nodes: bool, measured: dict[str, str]) -> str:

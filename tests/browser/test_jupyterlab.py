@@ -252,7 +252,7 @@ while True: time.sleep(0.01)"""
     expect(mine).to_have_count(2)
     expect(mine.last).to_contain_text("42")
     table = behind.nth(0).locator("table").first
-    expect(table).to_contain_text("time.sleep(0.01)")
+    expect(table.locator("tr", has_text="time.sleep(0.01)")).to_have_count(2)
     expect(notebook.images(1)).to_have_count(1)
     expect(behind.filter(has_text="begun by 1").last).to_be_visible()
     behind.get_by_role("button", name="Stop").click()
