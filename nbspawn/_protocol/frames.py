@@ -51,6 +51,11 @@ _RUNNERS = (
 )
 
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""nbspawn's own folder."""
+RANK_MAIN = os.path.join(PACKAGE, "_rank", "main.py")
+"""All that happens in a rank happens below a function of this file."""
+
 _OWN = os.path.join("nbspawn", "_rank", "")
 _DEVICE = os.path.join("nbspawn", "_rank", "device.py")
 

@@ -12,8 +12,10 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
+from nbspawn._protocol.frames import PACKAGE
+
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_LIBRARIES.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_LIBRARIES.add(PACKAGE)
 _LIBRARY = re.compile(f"<|(?:{'|'.join(map(re.escape, _LIBRARIES))})/|.*/(?:site|dist)-packages/")
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn._rank.edits import OwnModules
 from nbspawn._rank.imports import NewImports
 from nbspawn._rank.process import Interrupts
 
@@ -17,7 +16,7 @@ class RankInfo:
     """Which rank this process is, its run, and its current command. ``rank`` counts on this machine, ``ordinal`` is the
     rank's number in the program: with one machine the same, except with torch_xla, which assigns its own on a TPU
     (_accelerators/xla.py). ``names`` are IPython's names for the notebook's cells, by file name; ``imported`` records
-    what the rank imports, ``own`` the user's own modules; ``regrouped`` is the number of the last ``Regroup``,
+    what the rank imports; ``regrouped`` is the number of the last ``Regroup``,
     ``ungrouped`` the exception if that failed.
 
     Features add their callbacks to the lists. ``on_begin`` is called when a further command begins, ``on_end`` when one
@@ -31,7 +30,6 @@ class RankInfo:
     ordinal: int = -1
     names: dict[str, str] = field(default_factory=dict)
     imported: NewImports = field(default_factory=NewImports)
-    own: OwnModules = field(default_factory=OwnModules)
     regrouped: int = 0
     ungrouped: Exception | None = None
     on_begin: list[Callable[[], None]] = field(default_factory=list)

@@ -80,6 +80,9 @@ FEATURES: tuple[Feature, ...] = (
 preloaded = imports.Preloaded()
 """The fork server sets it."""
 
+_own_modules = edits.OwnModules()
+"""The user's own, of a kept rank."""
+
 _TELLING = 4
 """So many ranks tell what they have imported: the others have hardly imported anything else."""
 
@@ -92,7 +95,7 @@ def main(rank: int, launch: Launch) -> None:
     interrupts = process.Interrupts(launch.files.interrupts, rank)
     info = RankInfo(rank, launch, interrupts, launch.command)
     if launch.keep:
-        info.own.watch()
+        _own_modules.watch()
     process.own_session()
     process.register(launch.files.ranks)
     process.prefer_as_oom_victim()
@@ -105,7 +108,7 @@ def main(rank: int, launch: Launch) -> None:
     if launch.method == "fork":
         traced.leave()
         process.close_kernel_sockets(launch.foreign)
-        namespace.inherited = True
+        process.forked_from_notebook = True
         settings.adjust(launch.settings)
         libraries.not_interactive()
         libraries.have_own_locks()
@@ -194,7 +197,7 @@ def _perform(info: RankInfo, channel: Channel) -> outcome.Outcome:
     logged.send()
     if info.rank < _TELLING and (modules := info.imported.take()):
         channel.send(Imported(info.rank, modules))
-    if info.launch.keep and (files := info.own.take()):
+    if info.launch.keep and (files := _own_modules.take()):
         channel.send(Loaded(info.rank, files))
     if not isinstance(ended, Returned):
         return ended
@@ -239,7 +242,7 @@ def _follow_edits(info: RankInfo) -> outcome.Outcome | None:
         return None
     try:
         with info.interrupts.enabled():
-            error = info.own.follow(info.command.reload)
+            error = _own_modules.follow(info.command.reload)
     except BaseException as ended_by:
         return outcome.failed(info.rank, ended_by, skip=__file__)
     if error is None:

@@ -17,9 +17,6 @@ from nbspawn._protocol import shared_memory
 from nbspawn._protocol.payload import Inherited, Payload, Sent
 from nbspawn._rank import replaced
 
-inherited = False
-"""Did this rank begin with the notebook's objects, by fork? main.py sets it."""
-
 _received: dict[str, Any] = {}
 _NOTHING = object()
 

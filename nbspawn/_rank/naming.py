@@ -6,7 +6,6 @@ As in _rank/tensors.py, nothing here runs code of the user's classes.
 from __future__ import annotations
 
 import gc
-import os
 import re
 import sys
 import types
@@ -15,6 +14,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
+from nbspawn._protocol.frames import PACKAGE
 from nbspawn._rank import ending
 from nbspawn._rank.tensors import attributes, type_text
 
@@ -23,7 +23,6 @@ _KEY = 40  # characters
 _STEPS = 8  # from a tensor back to what holds it
 _SCANNED = 500_000  # objects of the process: a step scans all, and meanwhile nothing else runs
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # model.layers.0.weight, for model._modules['layers']._modules['0']._parameters['weight']
@@ -124,4 +123,4 @@ def _container(cls: type) -> str:
 
 def _is_own(thing: Any) -> bool:
     """Is it a frame of nbspawn's? Only Python 3.10 tells those that run."""
-    return type(thing) is types.FrameType and str.startswith(thing.f_code.co_filename, _PACKAGE)
+    return type(thing) is types.FrameType and str.startswith(thing.f_code.co_filename, PACKAGE)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from nbspawn._payload import packing
+from nbspawn._protocol.frames import PACKAGE
 from nbspawn._protocol.messages import Leaving, Raised, Returned
 from nbspawn._rank import recorder, stdio
 from nbspawn._rank.lost_peer import has_lost_peer
@@ -21,7 +22,7 @@ Outcome = Returned | Raised | Leaving
 _name_of = type.__dict__["__name__"].__get__
 _frames_of = BaseException.__dict__["__traceback__"].__get__
 
-_LOADING = os.path.dirname(os.path.dirname(__file__)), f"{os.sep}cloudpickle{os.sep}"
+_LOADING = PACKAGE, f"{os.sep}cloudpickle{os.sep}"
 """Parts of the paths of what loads variables."""
 _NAME = 200  # characters of the name of its class
 _MESSAGE = 2000  # characters of an exception's own text

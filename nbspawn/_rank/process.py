@@ -30,6 +30,9 @@ _HIGH = 512  # half of the usual limit of 1024 descriptors
 
 _libc = ctypes.CDLL(None)
 
+forked_from_notebook = False
+"""Did this rank begin with the notebook's objects? main.py sets it."""
+
 
 def own_session() -> None:
     """Leave the kernel's process group: jupyter_client interrupts that group as a whole, and only the kernel decides

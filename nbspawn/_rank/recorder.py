@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from nbspawn._protocol import plain
 from nbspawn._protocol.collectives import ROOTED, UNKNOWN, Call, Collectives, GroupCalls, Transfer
-from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.frames import RANK_MAIN, Frame
 from nbspawn._rank import flight_recorder
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.lost_peer import has_lost_peer, raised_in_collective
-from nbspawn._rank.sampler import COLLECTIVES, RANK_MAIN, is_collective
+from nbspawn._rank.sampler import COLLECTIVES, is_collective
 
 _log = logging.getLogger(__name__)
 

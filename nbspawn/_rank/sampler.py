@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from nbspawn._accelerators import kinds
-from nbspawn._protocol.frames import Frame, Position
+from nbspawn._protocol.frames import RANK_MAIN, Frame, Position
 from nbspawn._protocol.gauges import Gauges
 from nbspawn._protocol.messages import Sampled
 from nbspawn._rank import flight_recorder
@@ -68,7 +68,6 @@ _DDP = os.path.join("torch", "nn", "parallel", "distributed.py"), os.path.join("
 _IDLE = 1.0  # seconds without processor time
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
-RANK_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
 
 
 @contextmanager

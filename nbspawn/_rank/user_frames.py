@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
+from nbspawn._protocol.frames import PACKAGE, RANK_MAIN
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.imports import is_library
 from nbspawn._rank.info import RankInfo
 
-_RANK = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_MAIN = os.path.join(_RANK, "main.py")
-_PACKAGE = os.path.dirname(os.path.dirname(_RANK)) + os.sep
+_RANK = os.path.join(PACKAGE, "_rank", "")
+_PACKAGE = os.path.join(PACKAGE, "")
 _RUNS_CELLS = tuple(
     os.path.join(*path)
     for path in (
@@ -46,7 +46,7 @@ class UserFrames:
         if self.cell is not None:
             return any(called.f_code.co_filename in self.names for called in calls)
         caller = calls[-1].f_back if calls else None
-        if caller is None or (caller.f_code.co_filename, caller.f_code.co_name) != (_MAIN, "_run"):
+        if caller is None or (caller.f_code.co_filename, caller.f_code.co_name) != (RANK_MAIN, "_run"):
             return False
         return not calls[-1].f_code.co_filename.startswith(_PACKAGE)
 
