@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Protocol
 
 from nbspawn._engine import inherited
+from nbspawn._engine.base import Starter
 from nbspawn._engine.door import Door
 from nbspawn._engine.limits import check_descriptors
 from nbspawn._engine.link import Link
@@ -26,30 +26,6 @@ _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
 _DESCRIPTORS_A_NODE = len(connection.PURPOSES)
 _DESCRIPTORS = 32  # more of them
-
-
-class Starter(Protocol):
-    """Places agents on nodes: what knows a cluster."""
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes there are."""
-
-    @property
-    def address(self) -> str:
-        """The address of this machine at which the nodes can reach it."""
-
-    def prepare(self, give_up: Callable[[], object]) -> None:
-        """Reserve the nodes. Raises KeyboardInterrupt if ``give_up`` becomes true meanwhile."""
-
-    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
-        """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""
-
-    def failures(self) -> Mapping[int, str]:
-        """The nodes from which no agent will come, or whose agent has ended, as far as is known, and why."""
-
-    def close(self) -> None:
-        """Give the nodes back; their agents have ended, or end by themselves."""
 
 
 class Agents:

@@ -7,7 +7,7 @@ program: the same, unless a library numbers its processes itself (torch_xla on a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from nbspawn._protocol.failure import Failure
@@ -125,3 +125,27 @@ class Engine(Protocol):
 
     def dispose(self, keep_logs: bool = False) -> None:
         """Kill all ranks that are left, and release every file, socket and process."""
+
+
+class Starter(Protocol):
+    """Places agents on nodes: what knows a cluster."""
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+
+    @property
+    def address(self) -> str:
+        """The address of this machine at which the nodes can reach it."""
+
+    def prepare(self, give_up: Callable[[], object]) -> None:
+        """Reserve the nodes. Raises KeyboardInterrupt if ``give_up`` becomes true meanwhile."""
+
+    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
+        """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""
+
+    def failures(self) -> Mapping[int, str]:
+        """The nodes from which no agent will come, or whose agent has ended, as far as is known, and why."""
+
+    def close(self) -> None:
+        """Give the nodes back; their agents have ended, or end by themselves."""

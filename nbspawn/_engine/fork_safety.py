@@ -19,8 +19,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nbspawn._accelerators import kinds
-from nbspawn._engine import stacks
 from nbspawn._engine.reachable import findings
+from nbspawn._protocol.frames import described, users_frames, written_frames
 from nbspawn._protocol.signals import STACK
 from nbspawn._rank import traced
 
@@ -278,8 +278,8 @@ def _in_forked_child(question: Callable[[], str]) -> list[str]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     if not answered:
-        frames = stacks.frames(answer.decode("utf-8", "replace"))
-        where = stacks.described(frames[-1]) if frames else "in a library's own code for forked processes"
+        frames = users_frames(written_frames(answer.decode("utf-8", "replace")))
+        where = described(frames[-1]) if frames else "in a library's own code for forked processes"
         return [
             "a forked process hangs in torch: a lock that some thread of this kernel holds stays locked there "
             f"(it waits {where})"

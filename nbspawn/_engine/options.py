@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from nbspawn._engine.base import Starter
 from nbspawn.errors import UsageError
-
-if TYPE_CHECKING:
-    from nbspawn._engine.agents import Starter
 
 MAX_RANKS = 512  # on one machine
 MAX_THREADS = 4096

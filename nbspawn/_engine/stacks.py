@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +16,18 @@ from nbspawn._protocol.frames import (
     Stack,
     Threads,
     ThreadsAt,
+    described,
     is_after_the_last_line,
     is_own,
     is_runner,
     users_frames,
+    written_frames,
 )
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.plain import NotPlainError
 from nbspawn._protocol.signals import STACK
 from nbspawn._state.wording import name_ranks
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_BEGIN = "(most recent call first):"
 _CUT = "\n  ...\n"
 _TICK = 0.002  # seconds
 _ANSWER = 1.0  # seconds; it takes a rank a millisecond of a processor, also in native code, once it gets one
@@ -149,33 +148,18 @@ def _place(frames: tuple[Frame, ...], cell: str | None, names: Mapping[str, str]
     return f"at line {in_cell[-1].line}" + ("" if name.startswith("<") else f", in {name}")
 
 
-def described(frame: Frame) -> str:
-    """'in sleep (test.py, line 3)'."""
-    return f"in {frame.name} ({Path(frame.file).name}, line {frame.line})"
-
-
-def frames(text: str) -> tuple[Frame, ...]:
-    """The first stack in what faulthandler wrote, outermost frame first, from the user's outermost on."""
-    return users_frames(_all_frames(text))
-
-
-def _all_frames(text: str) -> Iterator[Frame]:
-    found = _FRAME.finditer("".join(text.split(_BEGIN, 2)[1:2]))
-    return (Frame(match["file"], int(match["line"]), match["name"]) for match in found)
-
-
 def is_whole(text: str) -> bool:
     """Does what faulthandler has written so far contain the user's part of the stack? It writes no end, but a rank's
     stack goes on in nbspawn's code, or is cut where it is too deep."""
     written = text[: text.rfind("\n") + 1]
-    return written.endswith(_CUT) or any(map(is_runner, _all_frames(written)))
+    return written.endswith(_CUT) or any(map(is_runner, written_frames(written)))
 
 
 def crash(path: Path, cell: str | None) -> tuple[str, int | None]:
     """The stack of a rank that crashed, as a traceback, and its innermost line in this cell, where faulthandler has
     found any."""
     text = _text(path, 0)
-    if not (stack := [frame for frame in frames(text) if not is_own(frame)]):
+    if not (stack := [frame for frame in users_frames(written_frames(text)) if not is_own(frame)]):
         return "", None
     shown = traceback.format_list([(*frame[:2], frame.name, None) for frame in stack])
     lines = [frame.line for frame in stack if frame.file == cell]
@@ -184,7 +168,7 @@ def crash(path: Path, cell: str | None) -> tuple[str, int | None]:
 
 
 def _read(path: Path, start: int) -> tuple[Frame, ...]:
-    return frames(_text(path, start))
+    return users_frames(written_frames(_text(path, start)))
 
 
 def _text(path: Path, start: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +64,21 @@ _DEVICE = os.path.join("nbspawn", "_rank", "device.py")
 def is_runner(frame: Frame) -> bool:
     """Is this the frame that runs the user's cell or function?"""
     return any(frame.file.endswith(file) and name in (None, frame.name) for file, name in _RUNNERS)
+
+
+_WRITTEN = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_BEGIN = "(most recent call first):"
+
+
+def written_frames(text: str) -> Iterator[Frame]:
+    """The first stack in what faulthandler wrote, innermost frame first."""
+    found = _WRITTEN.finditer("".join(text.split(_BEGIN, 2)[1:2]))
+    return (Frame(match["file"], int(match["line"]), match["name"]) for match in found)
+
+
+def described(frame: Frame) -> str:
+    """'in sleep (test.py, line 3)'."""
+    return f"in {frame.name} ({os.path.basename(frame.file)}, line {frame.line})"
 
 
 def is_own(frame: Frame) -> bool:

@@ -20,8 +20,7 @@ from methods import EVERY_METHOD
 import nbspawn
 from nbspawn._engine import native
 from nbspawn._engine import stacks as engine_stacks
-from nbspawn._engine.stacks import frames
-from nbspawn._protocol.frames import Frame, Position, Stack
+from nbspawn._protocol.frames import Frame, Position, Stack, users_frames, written_frames
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Event, Sampled, Started
 from nbspawn._protocol.signals import STACK
@@ -30,6 +29,10 @@ from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot
 
 HERE = ranks.__file__
+
+
+def frames(text: str) -> tuple[Frame, ...]:
+    return users_frames(written_frames(text))
 
 
 @pytest.fixture
