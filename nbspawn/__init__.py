@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nbspawn._api import start_processes as start_processes
     from nbspawn._engine.context import LocalContext as LocalContext
     from nbspawn._notebook.interact import interact as interact
-    from nbspawn._rank.logged import log as log
+    from nbspawn._rank.report.logged import log as log
     from nbspawn._results import Results as Results
     from nbspawn._session.background import BackgroundRun as BackgroundRun
     from nbspawn._session.comparison import Difference as Difference
@@ -34,7 +34,7 @@ _HOME = {
     "spawn": "nbspawn._api",
     "start_processes": "nbspawn._api",
     "interact": "nbspawn._notebook.interact",
-    "log": "nbspawn._rank.logged",
+    "log": "nbspawn._rank.report.logged",
     "Session": "nbspawn._session_api",
     "RankSubset": "nbspawn._session_api",
     "Results": "nbspawn._results",

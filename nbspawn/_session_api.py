@@ -9,7 +9,7 @@ from nbspawn._engine.jobs import CellJob, FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._payload.names import check
 from nbspawn._protocol.messages import RunCell
-from nbspawn._rank import namespace
+from nbspawn._rank.notebook import namespace
 from nbspawn._results import Results
 from nbspawn._session import comparison, views
 from nbspawn._session.background import BackgroundRun

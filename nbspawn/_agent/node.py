@@ -43,7 +43,7 @@ from nbspawn._protocol.agents import (
 from nbspawn._protocol.messages import UNHURRIED, Event, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._protocol.wire import pickled
-from nbspawn._rank.stores import tcp_store
+from nbspawn._rank.group.stores import tcp_store
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens

@@ -105,7 +105,7 @@ class Engine(Protocol):
         code, too, which halts them, and takes longer."""
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer, busy or idle (_rank/questions.py), within some seconds; nothing of others."""
+        """What the ranks answer, busy or idle (_rank/report/questions.py), within some seconds; nothing of others."""
 
     def break_into(self, rank: int) -> None:
         """Have a rank stop in the debugger as soon as possible; returns at once."""

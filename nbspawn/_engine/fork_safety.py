@@ -22,7 +22,7 @@ from nbspawn._accelerators import kinds
 from nbspawn._engine.reachable import findings
 from nbspawn._protocol.frames import described, users_frames, written_frames
 from nbspawn._protocol.signals import STACK
-from nbspawn._rank import traced
+from nbspawn._rank.program import traced
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
 
@@ -154,7 +154,7 @@ _SURVIVES = {("multiprocessing.managers", "BaseManager"), ("concurrent.futures.t
 
 def _stranded(value: Any) -> str | None:
     """Why a forked copy of this process cannot have it, if it is a lock, a thread or a process. A manager's process
-    works for all, and an executor starts other threads (_rank/libraries.py)."""
+    works for all, and an executor starts other threads (_rank/notebook/libraries.py)."""
     if any((base.__module__, base.__name__) in _SURVIVES for base in type(value).__mro__):
         return None
     if issubclass(type(value), threading.Thread):

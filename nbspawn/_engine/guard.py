@@ -14,7 +14,7 @@ from pathlib import Path
 from nbspawn._engine import guardian, inherited
 from nbspawn._engine.guardian import is_alive, started_at, stopped
 from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
-from nbspawn._rank import traced
+from nbspawn._rank.program import traced
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The kernel's side of the importer (_rank/preload.py): starts it, sends it plans, receives the fork servers."""
+"""The kernel's side of the importer (_server/preload.py): starts it, sends it plans, receives the fork servers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nbspawn._engine import inherited
 from nbspawn._engine.guardian import is_alive, started_at, stopped
 from nbspawn._engine.multiprocessing_adapter import in_own_group
 from nbspawn._protocol.preload import Plan, Report
-from nbspawn._rank import traced
+from nbspawn._rank.program import traced
 
 _CODE = (
-    "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._rank.preload import main; main({}, {})"
+    "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._server.preload import main; main({}, {})"
 )
 """In a process group of its own, and without the notebook's folder, which ``-c`` has first in its path: see
 multiprocessing_adapter.in_own_group."""
@@ -78,7 +78,7 @@ class Importer:
         life, lifeline = os.pipe()
         self._lifeline = inherited.close_after_fork(lifeline)
         # A press of Stop during the imports would end it. The mask is inherited, by the servers too, which ignore
-        # SIGINT; ranks lift it (_rank/process.py).
+        # SIGINT; ranks lift it (_rank/program/process.py).
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with theirs, traced.not_in_children():

@@ -40,8 +40,9 @@ from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
-from nbspawn._rank import ending, pools, replaced, settings, traced
 from nbspawn._rank.main import main
+from nbspawn._rank.notebook import replaced, settings
+from nbspawn._rank.program import ending, pools, traced
 from nbspawn.errors import StartError, UsageError, interrupted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -242,8 +243,9 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
         for file in ending.open_files(vars(sys.modules["__main__"])):  # and what is buffered for these, written again
             with suppress(OSError):  # which the user hears of when they write it out themselves
                 file.flush()
-    # A rank inherits the mask, and lifts it when it has its own handler (_rank/process.py): until then an interrupt of
-    # the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end it silently.
+    # A rank inherits the mask, and lifts it when it has its own handler (_rank/program/process.py): until then an
+    # interrupt of the kernel's group, or the end of the thread that starts it (torch asks for SIGINT then), would end
+    # it silently.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with warnings.catch_warnings(), _private_error_files(files), traced.not_in_children(), _flushed_once():

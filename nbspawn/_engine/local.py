@@ -47,7 +47,7 @@ from nbspawn._protocol.messages import (
     Started,
 )
 from nbspawn._protocol.signals import BREAK
-from nbspawn._rank.edits import own_files
+from nbspawn._rank.edit.edits import own_files
 
 _log = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ class LocalRanks(ProcessContext):
         return self._questions.ask(question, list(filter(self._exits.has_begun, self._exits.living)))
 
     def break_into(self, rank: int) -> None:
-        """Have the rank stop in the debugger (_rank/debugger.py); one that has not begun, at its first line."""
+        """Have the rank stop in the debugger (_rank/debug/debugger.py); one that has not begun, at its first line."""
         if not self._exits.has_begun(rank) or rank not in self._command.busy:
             self._to_break.add(rank)
         elif pid := self._at_work().get(rank):

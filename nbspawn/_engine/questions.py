@@ -1,4 +1,4 @@
-"""Asks ranks, busy or idle, and collects what they answer (_rank/questions.py)."""
+"""Asks ranks, busy or idle, and collects what they answer (_rank/report/questions.py)."""
 
 from __future__ import annotations
 

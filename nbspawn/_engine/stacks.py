@@ -1,4 +1,4 @@
-"""Where ranks stand: asks them for their stacks, and reads the files that they write (_rank/stacks.py)."""
+"""Where ranks stand: asks them for their stacks, and reads the files that they write (_rank/report/stacks.py)."""
 
 from __future__ import annotations
 

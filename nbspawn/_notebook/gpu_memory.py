@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbspawn._protocol.garbage import uncollected
-from nbspawn._rank import memory
-from nbspawn._rank.tensors import Holding
+from nbspawn._rank.report import memory
+from nbspawn._rank.report.tensors import Holding
 from nbspawn._render.text import size
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nbspawn._engine import interrupt_flag
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._protocol import process_state
-from nbspawn._rank import traced
+from nbspawn._rank.program import traced
 
 if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob

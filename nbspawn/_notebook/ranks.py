@@ -15,7 +15,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
-from nbspawn._rank import namespace
+from nbspawn._rank.notebook import namespace
 from nbspawn._render import collectives, kept, memory, variables
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report

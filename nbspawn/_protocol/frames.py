@@ -58,7 +58,7 @@ RANK_MAIN = os.path.join(PACKAGE, "_rank", "main.py")
 """All that happens in a rank happens below a function of this file."""
 
 _OWN = os.path.join("nbspawn", "_rank", "")
-_DEVICE = os.path.join("nbspawn", "_rank", "device.py")
+_DEVICE = os.path.join("nbspawn", "_rank", "group", "device.py")
 
 
 def is_runner(frame: Frame) -> bool:

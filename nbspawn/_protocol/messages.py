@@ -1,6 +1,6 @@
 """The messages between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
-A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/channel.py,
+A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/program/channel.py,
 _engine/channel.py). Every frame is one message of this file and nothing else; the large buffers of a
 ``Returned`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of the
 launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier command
@@ -181,7 +181,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Listening:
-    """A debugger can attach to the rank at this port of the loopback interface (_rank/listener.py)."""
+    """A debugger can attach to the rank at this port of the loopback interface (_rank/debug/listener.py)."""
 
     rank: int
     port: int
@@ -210,7 +210,7 @@ class Sampled:
 
 
 Compared = Report | tuple[Buffer, ...] | None
-"""What a rank answers to a question of a comparison (_rank/compared.py): its entries, or the bytes of some."""
+"""What a rank answers to a question of a comparison (_rank/compare/compared.py): its entries, or the bytes of some."""
 
 
 @dataclass(frozen=True)
@@ -432,7 +432,7 @@ class InputReply:
 @dataclass(frozen=True)
 class Inspect:
     """To a rank at a debugger's prompt, in place of the reply that it waits for: answer a question of a comparison
-    (_rank/compared.py). An expression is evaluated in the debugger's current frame."""
+    (_rank/compare/compared.py). An expression is evaluated in the debugger's current frame."""
 
     number: int
     question: str

@@ -1,7 +1,7 @@
 """What the importer should import, and its report about that.
 
-The kernel sends a ``Plan``, the importer (_rank/preload.py) a ``Report``: each a line of JSON, on a socket that the two
-share.
+The kernel sends a ``Plan``, the importer (_server/preload.py) a ``Report``: each a line of JSON, on a socket that the
+two share.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 
 STACK = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Write the main thread's stack (_rank/stacks.py)."""
+"""Write the main thread's stack (_rank/report/stacks.py)."""
 
 BREAK = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Stop in the debugger (_rank/debugger.py)."""
+"""Stop in the debugger (_rank/debug/debugger.py)."""

@@ -26,38 +26,14 @@ from nbspawn._protocol.messages import (
     RunFunction,
     Started,
 )
-from nbspawn._rank import (
-    children,
-    debugger,
-    device,
-    edits,
-    ending,
-    environment,
-    imports,
-    libraries,
-    listener,
-    logged,
-    namespace,
-    outcome,
-    pools,
-    process,
-    program_arguments,
-    prompts,
-    questions,
-    recorder,
-    regrouped,
-    sampler,
-    seeds,
-    settings,
-    stacks,
-    stdio,
-    stuck,
-    terminating,
-    traced,
-    variables,
-)
-from nbspawn._rank.channel import Channel
-from nbspawn._rank.info import RankInfo
+from nbspawn._rank.debug import debugger, listener, prompts
+from nbspawn._rank.edit import edits
+from nbspawn._rank.group import device, environment, regrouped, seeds, stuck
+from nbspawn._rank.notebook import libraries, namespace, program_arguments, settings
+from nbspawn._rank.program import children, ending, imports, pools, process, stdio, traced
+from nbspawn._rank.program.channel import Channel
+from nbspawn._rank.program.info import RankInfo
+from nbspawn._rank.report import logged, outcome, questions, recorder, sampler, stacks, terminating, variables
 
 Feature = Callable[[RankInfo, Channel], AbstractContextManager[None]]
 

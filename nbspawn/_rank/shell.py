@@ -29,12 +29,16 @@ from traitlets.config import Config
 
 from nbspawn._payload.names import names_used
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Raised, RunCell
-from nbspawn._rank import debugger, device, front_ends, hosts, magics, namespace, outcome, pdb_methods, process, stdio
-from nbspawn._rank import variables as variables_shown
-from nbspawn._rank.channel import Channel
-from nbspawn._rank.imports import is_library
-from nbspawn._rank.info import RankInfo
-from nbspawn._rank.json_data import json_ready
+from nbspawn._rank.debug import debugger, pdb_methods
+from nbspawn._rank.group import device
+from nbspawn._rank.notebook import front_ends, hosts, magics, namespace
+from nbspawn._rank.program import process, stdio
+from nbspawn._rank.program.channel import Channel
+from nbspawn._rank.program.imports import is_library
+from nbspawn._rank.program.info import RankInfo
+from nbspawn._rank.program.json_data import json_ready
+from nbspawn._rank.report import outcome
+from nbspawn._rank.report import variables as variables_shown
 
 _NO_COLORS = "NoColor" if version_info < (9,) else "nocolor"
 _MOST_MISSING = 20  # names that an error tells
@@ -99,7 +103,7 @@ def attach(info: RankInfo, channel: Channel) -> InteractiveShell:
     shell.history_manager.enabled = False
     # IPython 9 keeps all that a cell prints, in memory, for a history that no rank has, and each line takes 1 µs more.
     shell._tee = lambda channel: contextlib.nullcontext()
-    shell.call_pdb = False  # `%pdb on` is the launch's `pdb` (_rank/debugger.py)
+    shell.call_pdb = False  # `%pdb on` is the launch's `pdb` (_rank/debug/debugger.py)
     shell.ask_exit = sys.exit  # `exit` and `quit`: a kernel's would end the notebook's kernel, the light shell has none
     if not isinstance(shell, RankShell):
         _become_rank_shell(shell)
@@ -398,6 +402,6 @@ def _become_rank_shell(shell: InteractiveShell) -> None:
         front_ends.leave_kernel(shell.kernel)
     hosts.plain_errors(shell)
     if (magics := shell.magics_manager.registry.get("AutoreloadMagics")) is not None:
-        magics._reloader.enabled = False  # each rank would look at the files by itself (_rank/edits.py)
+        magics._reloader.enabled = False  # each rank would look at the files by itself (_rank/edit/edits.py)
     shell.__class__ = RankShell
     shell.init_hooks()  # what `name?` shows would be sent along with the kernel's reply to the cell

@@ -166,7 +166,7 @@ class LineBuffer:
         elif final == "G":
             self._column = min(_number(control["params"]) - 1, max(self._cursor_row().length, _WIDEST) - 1)
             if not self._cursor_row().ink:
-                self._rows[self._row] = _Row()  # a bar has made way for an ordinary line: see _rank/stdio.py
+                self._rows[self._row] = _Row()  # a bar has made way for an ordinary line: see _rank/program/stdio.py
         elif final == "A":
             self._up(_number(control["params"]))
         elif final == "B":

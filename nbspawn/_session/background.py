@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import InputReply
-from nbspawn._rank import traced
+from nbspawn._rank.program import traced
 from nbspawn._render import text
 from nbspawn._results import Results
 from nbspawn._session import views

@@ -1,7 +1,7 @@
 """Are the values of an expression equal in all ranks? A conversation with them, and its outcome.
 
-Each rank evaluates the expression and reports digests of what is in the value (_rank/compared.py). Only where these
-differ do values travel, a chunk at a time: of each group of ranks that agree, one rank's.
+Each rank evaluates the expression and reports digests of what is in the value (_rank/compare/compared.py). Only where
+these differ do values travel, a chunk at a time: of each group of ranks that agree, one rank's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._protocol.entries import CHUNK, DIGEST
 from nbspawn._protocol.messages import Compared
-from nbspawn._rank import compared
+from nbspawn._rank.compare import compared
 from nbspawn._render import agreement as rendered
 from nbspawn._results import answers
 from nbspawn._session import elements, views
@@ -36,7 +36,7 @@ _OPTION = r"--(?P<name>rtol|atol)(?:=|\s+)(?P<value>\S+)"
 
 
 class Question(NamedTuple):
-    """For each of these ranks: a question that _rank/compared.py answers, by its name, and its arguments."""
+    """For each of these ranks: a question that _rank/compare/compared.py answers, by its name, and its arguments."""
 
     ranks: tuple[int, ...]
     name: str

@@ -23,7 +23,8 @@ from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank import namespace, program_arguments, traced
+from nbspawn._rank.notebook import namespace, program_arguments
+from nbspawn._rank.program import traced
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
@@ -190,7 +191,7 @@ class Pool:
         return None if command is None else command.supervisor
 
     def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer (_rank/questions.py), by rank; not all need to have an answer."""
+        """What the ranks answer (_rank/report/questions.py), by rank; not all need to have an answer."""
         answers = self._started().engine.ask(question)
         return {rank: answer for rank, answer in sorted(answers.items()) if answer is not None}
 

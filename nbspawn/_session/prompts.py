@@ -29,8 +29,8 @@ from nbspawn._state.run import FINAL, Run
 from nbspawn._state.snapshot import Snapshot
 from nbspawn._state.wording import name_ranks, ranges
 
-# Seconds for other ranks to come to their breakpoints, or to report that they wait (three looks of _rank/sampler.py):
-# no table is drawn while the user is being asked.
+# Seconds for other ranks to come to their breakpoints, or to report that they wait (three looks of
+# _rank/report/sampler.py): no table is drawn while the user is being asked.
 _GATHER = 0.3
 _START = 5.0  # seconds, as long as some have not even started
 _COMES_BACK = 10.0  # seconds in which a rank that makes one step keeps its turn

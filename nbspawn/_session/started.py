@@ -23,7 +23,7 @@ from nbspawn._engine.ray import RayNodes
 from nbspawn._engine.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
-from nbspawn._rank import replaced, settings
+from nbspawn._rank.notebook import replaced, settings
 from nbspawn._state.run import Run
 from nbspawn.errors import PayloadError, StartError, interrupted
 

@@ -25,7 +25,7 @@ _SILENT = 5.0  # seconds without a sign of life: native code holds Python's lock
 _STUCK = 10.0  # seconds in one call
 
 _BETWEEN_TWO = {"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"}
-_GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (_rank/sampler.py)
+_GUESSED = {"backward", "wait"}  # waits for other ranks, or computes on a device (_rank/report/sampler.py)
 
 
 def overdue(snapshot: Snapshot) -> bool:

@@ -5,7 +5,7 @@
 The state dict has 100 tensors, equal in all ranks. The other ways are collectives of gloo, a tensor at a time:
 all_reduce of the least and of the greatest value of each element, which have to be the same; and all_gather with
 torch.equal. Both say whether the ranks agree, and nothing else. Below: how fast one core reads a tensor with each of
-hashlib's digests, as _rank/digests.py does, and without any.
+hashlib's digests, as _rank/compare/digests.py does, and without any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import samples
 import torch
 
 import nbspawn
-from nbspawn._rank import digests
+from nbspawn._rank.compare import digests
 
 MAKE = """
 import torch, torch.distributed as dist

@@ -12,7 +12,7 @@ On a shared machine such ratios scatter by some percent, and a part costs some t
 prints, ``--often`` times as often as in a run that has lasted for a while (10 by default), and what that costs is
 divided by ``--often``. Work that is done more often gets cheaper, as caches stay warm: the last column is what the part
 uses of a processor at its usual pace; of the kernel also without the timeline, in turns with it. Of torch's flight
-recorder, which nbspawn reads (_rank/recorder.py), runs with it and without it take turns. Each rank's main
+recorder, which nbspawn reads (_rank/report/recorder.py), runs with it and without it take turns. Each rank's main
 thread stays on a processor of its own: where Linux puts gloo's threads and the main ones beside each other changes by
 the second, and such a loop's speed by a third with it.
 
@@ -42,7 +42,8 @@ import torch
 import torch.distributed as dist
 
 from nbspawn._engine import log_follower, measuring
-from nbspawn._rank import main, sampler
+from nbspawn._rank import main
+from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views
 from nbspawn._state.timeline import Timeline
 

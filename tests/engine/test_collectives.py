@@ -16,7 +16,8 @@ from packaging.version import Version
 import nbspawn
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.messages import Raised
-from nbspawn._rank import flight_recorder, recorder
+from nbspawn._rank.group import flight_recorder
+from nbspawn._rank.report import recorder
 from nbspawn._state.collectives import findings
 from nbspawn._state.run import Run, reduce
 from nbspawn._state.snapshot import Snapshot

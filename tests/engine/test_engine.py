@@ -28,7 +28,8 @@ from rank_functions import LONG
 import nbspawn
 from nbspawn._engine import fork_safety, forkserver, launch, local, log_follower, rendezvous
 from nbspawn._engine.directories import remove_stale
-from nbspawn._rank import main, sampler
+from nbspawn._rank import main
+from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

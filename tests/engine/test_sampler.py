@@ -20,8 +20,8 @@ from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.gauges import SLOT
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Event, Measured, Sampled
-from nbspawn._rank.channel import Channel
-from nbspawn._rank.sampler import Sampler
+from nbspawn._rank.program.channel import Channel
+from nbspawn._rank.report.sampler import Sampler
 from nbspawn._render import text
 from nbspawn._session.views import StreamView
 from nbspawn._state.line_profile import Profile

@@ -17,7 +17,7 @@ from kernels import Kernel, ok, wait_until
 from methods import PATIENCE
 from users import User
 
-from nbspawn._rank.listener import UserOnlyListener
+from nbspawn._rank.debug.listener import UserOnlyListener
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's connection")
 

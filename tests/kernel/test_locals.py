@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernels import Kernel
 
-from nbspawn._rank.variables import summary
+from nbspawn._rank.report.variables import summary
 
 HALF = torch.tensor([[1.0, -1.0], [0.5, 0.0]])
 MISSING = torch.tensor([1.0, float("nan"), 3.0])

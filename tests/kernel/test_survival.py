@@ -32,7 +32,7 @@ from nbspawn._engine.channel import Hub
 from nbspawn._engine.directories import OwnedDirectory, remove_stale
 from nbspawn._engine.guard import Guard, guard
 from nbspawn._protocol.messages import Close, Event, Imported, Started
-from nbspawn._rank.channel import Channel
+from nbspawn._rank.program.channel import Channel
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.stop_policy import StopPolicy
 from nbspawn._session.views import StreamView

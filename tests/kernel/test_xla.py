@@ -231,7 +231,7 @@ def test_ordinals_in_another_order(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    from nbspawn._rank import device
+    from nbspawn._rank.group import device
 
     answers: dict[Any, dict[str, Any]] = {
         pjrt: {"initialize_multiprocess": lambda rank, ranks: None},

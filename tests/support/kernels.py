@@ -54,7 +54,7 @@ def wait_gone(pids: Sequence[int], seconds: float = PATIENCE) -> None:
     wait_until(lambda: not any(map(lives, pids)), f"processes {[pid for pid in pids if lives(pid)]} end", seconds)
 
 
-IMPORTER = "nbspawn._rank.preload"
+IMPORTER = "nbspawn._server.preload"
 """In the command line of the process that forks the fork servers, and in theirs."""
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbspawn._rank import recorder
+from nbspawn._rank.report import recorder
 
 LONG = 60.0  # seconds: a rank that sleeps this long is expected to be stopped
 

@@ -21,14 +21,14 @@ import pytest
 import torch
 
 from nbspawn._protocol.entries import CHUNK, Report
-from nbspawn._rank import flatten
+from nbspawn._rank.compare import flatten
 from nbspawn._session.comparison import Difference, checked, conversation, parse
 from nbspawn._session.elements import Tolerance
 from nbspawn.errors import UsageError
 
 
 class Ranks:
-    """What _rank/compared.py does in each of several processes."""
+    """What _rank/compare/compared.py does in each of several processes."""
 
     def __init__(self, values: Mapping[int, Any]) -> None:
         self.values = values

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nbspawn._accelerators import kinds
-from nbspawn._rank import flight_recorder
-from nbspawn._rank.device_wait import DeviceWait
+from nbspawn._rank.group import flight_recorder
+from nbspawn._rank.group.device_wait import DeviceWait
 
 PENDING = {"0": (3, 2)}
 

@@ -18,8 +18,8 @@ from nbspawn._engine import edits as engine
 from nbspawn._engine.edits import Edits
 from nbspawn._protocol.edits import Reload, Version, versions
 from nbspawn._protocol.messages import RunCell
-from nbspawn._rank.edits import OwnModules
-from nbspawn._rank.imports import is_own
+from nbspawn._rank.edit.edits import OwnModules
+from nbspawn._rank.program.imports import is_own
 
 LONG_AGO = 1_000_000_000
 

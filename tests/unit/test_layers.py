@@ -26,7 +26,7 @@ LAYERS: tuple[set[str], ...] = (
 APART = ({"_payload", "_state"}, {"_rank", "_render"})
 """Of one layer, and yet they do not know each other."""
 ENTRANCES = {"__init__", "__main__"}  # these may import anything, lazily
-WITH_IPYTHON = ("_rank/shell.py", "_rank/preload_shell.py", "_rank/autoreload.py", "_notebook/", "__main__.py")
+WITH_IPYTHON = ("_rank/shell.py", "_server/preload_shell.py", "_rank/edit/autoreload.py", "_notebook/", "__main__.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -19,7 +19,7 @@ import torch
 
 from nbspawn._protocol import plain
 from nbspawn._protocol.memory import Held, Memory
-from nbspawn._rank import memory, naming
+from nbspawn._rank.report import memory, naming
 
 MB = 250_000  # float32 elements
 

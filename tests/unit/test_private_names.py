@@ -588,7 +588,7 @@ def counts(widget: Any) -> None:
 
 
 def autoreload() -> Any:
-    return found("nbspawn._rank.autoreload").autoreload  # which Python 3.12 cannot import from IPython 7 as it is
+    return found("nbspawn._rank.edit.autoreload").autoreload  # which Python 3.12 cannot import from IPython 7 as it is
 
 
 def updates(function: Any) -> None:
@@ -606,7 +606,7 @@ def updates(function: Any) -> None:
 
 
 def rules(pairs: Any) -> None:
-    found("nbspawn._rank.autoreload")
+    found("nbspawn._rank.edit.autoreload")
     kinds = [([], []), (print, print), (updates, updates)]
     assert [any(applies(*pair) for applies, _ in pairs) for pair in kinds] == [False, False, True]
 

@@ -14,7 +14,7 @@ import pytest
 
 from nbspawn._protocol.messages import Close, Command, InputReply, InputRequest, RankEvent, RunFunction, Started
 from nbspawn._protocol.wire import Decoder, encode_command, load_event
-from nbspawn._rank.channel import Channel
+from nbspawn._rank.program.channel import Channel
 
 PATIENCE = 60.0
 COMMAND = RunFunction(command_number=2, names={})

@@ -1,0 +1,1 @@
+"""A rank's part in a comparison of values over ranks."""

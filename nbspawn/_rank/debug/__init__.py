@@ -1,0 +1,1 @@
+"""A rank that stops in a debugger, or asks the user."""

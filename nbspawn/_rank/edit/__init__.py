@@ -1,0 +1,1 @@
+"""How a kept rank follows edits of the user's modules."""

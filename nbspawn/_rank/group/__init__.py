@@ -1,0 +1,1 @@
+"""A rank among others: its environment, its device, its process groups."""

@@ -1,0 +1,1 @@
+"""What a rank has of the notebook: its variables, settings, loggers, magics, and changes to libraries."""
