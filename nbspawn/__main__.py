@@ -78,8 +78,8 @@ def machine() -> list[Row]:
 
 def start_methods(every_method: bool) -> list[Row]:
     """Whether each start method works, and how long two ranks take from the call to the results."""
-    from nbspawn._engine.fork_safety import unsafe_to_fork
-    from nbspawn._engine.forkserver import server
+    from nbspawn._engine.start.fork_safety import unsafe_to_fork
+    from nbspawn._engine.start.forkserver import server
 
     hazards = unsafe_to_fork() if hasattr(os, "fork") else ["this system has no fork"]
     rows = [("fork is safe here", "no: " + "; and ".join(hazards) if hazards else "yes: nothing found against it")]
@@ -95,8 +95,8 @@ def start_methods(every_method: bool) -> list[Row]:
 
 def _preloaded() -> list[Row]:
     """What the fork server imports in notebooks of this environment in addition to torch, and what it refuses."""
-    from nbspawn._engine import learned
-    from nbspawn._engine.forkserver import memory_limit, server
+    from nbspawn._engine.start import learned
+    from nbspawn._engine.start.forkserver import memory_limit, server
 
     server.learned.load()
     found = server.learned
@@ -130,7 +130,7 @@ def devices() -> list[Row]:
 
 def cluster(on: str) -> list[Row]:
     """The cluster's nodes, and whether ranks on all of them meet."""
-    from nbspawn._engine import agents, ray
+    from nbspawn._engine.cluster import agents, ray
     from nbspawn.errors import SpawnError
 
     rows = [("ray", _version("ray"))]

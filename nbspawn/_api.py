@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeVar, overload
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn._engine.context import LocalContext
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.run.context import LocalContext
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import GRACE_PERIOD, CommandOptions

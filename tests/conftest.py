@@ -112,7 +112,7 @@ def workplace(temp: str) -> Iterator[str]:
     import torch
 
     import nbspawn
-    from nbspawn._engine import forkserver
+    from nbspawn._engine.start import forkserver
 
     leftovers.adopt_orphans()
     resource_tracker.ensure_running()

@@ -20,11 +20,11 @@ from typing import Any
 from nbspawn._agent import interfaces
 from nbspawn._agent.connections import Connections, Received
 from nbspawn._agent.translation import Translation
-from nbspawn._engine.agents import versions
-from nbspawn._engine.context import LocalContext
-from nbspawn._engine.forkserver import server
+from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
-from nbspawn._engine.start_method import Start
+from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.start.forkserver import server
+from nbspawn._engine.start.start_method import Start
 from nbspawn._protocol import connection
 from nbspawn._protocol.agents import (
     CALLS,

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._payload import imported, packing
 from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._protocol.messages import RunCell, RunFunction

@@ -22,17 +22,18 @@ import torch.multiprocessing
 
 from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Unavailable
-from nbspawn._engine import fork_safety, inherited, start_method
-from nbspawn._engine.context import LocalContext
-from nbspawn._engine.directories import run_directories
-from nbspawn._engine.forkserver import server
-from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job, fill, pack
-from nbspawn._engine.limits import check_descriptors
-from nbspawn._engine.logs import empty_logs
+from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel.directories import run_directories
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._engine.resources import Resources
-from nbspawn._engine.start_method import Start
+from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.run.logs import empty_logs
+from nbspawn._engine.run.resources import Resources
+from nbspawn._engine.start import fork_safety, start_method
+from nbspawn._engine.start.forkserver import server
+from nbspawn._engine.start.limits import check_descriptors
+from nbspawn._engine.start.start_method import Start
 from nbspawn._payload import packing
 from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import MARK, Launch, RunFiles

@@ -9,7 +9,7 @@ import types
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._engine import forkserver
+from nbspawn._engine.start import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._payload.names import FUTURES
@@ -95,10 +95,10 @@ class _Extension:
             return
         replaced.note()
         if "torch" in sys.modules or "jax" in sys.modules:
-            from nbspawn._engine import fork_safety
+            from nbspawn._engine.start import fork_safety
 
             fork_safety.note_cell(getattr(result, "execution_count", None) or 0)
-        if "nbspawn._engine.local" in sys.modules:  # this notebook has started ranks
+        if "nbspawn._engine.run.local" in sys.modules:  # this notebook has started ranks
             self._warm_up()
 
     def _warm_up(self) -> None:
@@ -163,6 +163,6 @@ def _end_ranks() -> None:
     pool = sys.modules.get("nbspawn._session.pool")
     if pool is not None:
         pool.end_all()
-    local = sys.modules.get("nbspawn._engine.local")
+    local = sys.modules.get("nbspawn._engine.run.local")
     for context in list(local.running) if local is not None else ():
         context.close()

@@ -16,7 +16,7 @@ import traitlets
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import MAX_RANKS, LaunchOptions
-from nbspawn._engine.start_method import METHODS
+from nbspawn._engine.start.start_method import METHODS
 from nbspawn._notebook import background, parameters
 from nbspawn._notebook.buttons import Buttons
 from nbspawn._notebook.pictures import Picture

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import ipywidgets  # type: ignore[import-untyped]
 
-from nbspawn._engine import inherited
+from nbspawn._engine.kernel import inherited
 from nbspawn._notebook.buttons import COLLECTIVES, STACKS, STOP, VARIABLES, Buttons, Kind
 from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.ranks import idle_table, variables_of

@@ -243,7 +243,7 @@ def _auto(request: _Request) -> None:
 
 
 def _release(request: _Request) -> None:
-    agents = sys.modules.get("nbspawn._engine.agents")
+    agents = sys.modules.get("nbspawn._engine.cluster.agents")
     count = agents.release() if agents is not None else 0
     print(f"{count} node{'s' * (count != 1)} given back." if count else "no node of a cluster is held for later runs.")
 

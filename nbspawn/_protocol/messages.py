@@ -1,7 +1,7 @@
 """The messages between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/program/channel.py,
-_engine/channel.py). Every frame is one message of this file and nothing else; the large buffers of a
+_engine/run/channel.py). Every frame is one message of this file and nothing else; the large buffers of a
 ``Returned`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of the
 launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier command
 are not mistaken for this one's. Commands are pickled. Events travel as plain data, of which the kernel makes those of
@@ -12,9 +12,9 @@ the types below (plain.py): no foreign code runs where it polls the ranks. Guara
   ``Imported``, ``Loaded`` and ``Logged``, then exactly one of ``Returned``, ``Raised``, ``Leaving`` or ``Aborting``.
   ``Sampled`` is sent by a thread of its own, at any time after ``Started``, and may be dropped.
   ``Exited`` is the last, and comes from the engine, not from the rank.
-- ``Printed`` comes from the rank's log file (_engine/logs.py) and ``Measured`` from its gauges, never over the channel.
-  ``offset`` is the length of the log when the event was sent. The engine emits the log up to there before the event:
-  this keeps the exact order of prints and displays.
+- ``Printed`` comes from the rank's log file (_engine/run/logs.py) and ``Measured`` from its gauges, never over the
+  channel. ``offset`` is the length of the log when the event was sent. The engine emits the log up to there before the
+  event: this keeps the exact order of prints and displays.
 - between ranks there is no guarantee, but ``time`` is CLOCK_MONOTONIC in seconds, and comparable on one host.
 """
 
@@ -250,7 +250,7 @@ class Logged:
 @dataclass(frozen=True)
 class Loaded:
     """Files of the user's that the rank has imported since the last such message, and in which versions. Kept ranks
-    send it, at the end of a command. The engine looks whether they are edited (_engine/edits.py)."""
+    send it, at the end of a command. The engine looks whether they are edited (_engine/run/edits.py)."""
 
     rank: int
     files: Mapping[str, Version]
@@ -325,8 +325,8 @@ class Stopping:
 @dataclass(frozen=True)
 class Exited:
     """The rank's process has ended: ``code`` as in ``Process.exitcode`` (negative: minus the signal number), None if
-    it is unknown (_engine/exits.py). After an abort ``text`` is what the library said, and ``line`` where the rank's
-    main thread was in the cell, if that is known."""
+    it is unknown (_engine/run/exits.py). After an abort ``text`` is what the library said, and ``line`` where the
+    rank's main thread was in the cell, if that is known."""
 
     rank: int
     time: float

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import InputReply
 from nbspawn._rank.program import traced
 from nbspawn._render import text

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbspawn._engine import made_for_one
 from nbspawn._engine.base import Engine
-from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import Job
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
+from nbspawn._engine.start import made_for_one
 from nbspawn._results import Results
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.started import StartedRanks

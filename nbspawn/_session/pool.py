@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from nbspawn._accelerators.accelerator import Load
-from nbspawn._engine import inherited
 from nbspawn._engine.devices import resolve
-from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob, Job
+from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.edits import Reload
 from nbspawn._rank.notebook import namespace, program_arguments

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from nbspawn._accelerators import kinds
 from nbspawn._engine import devices
-from nbspawn._engine.agents import connected
 from nbspawn._engine.base import Engine
-from nbspawn._engine.fork_safety import foreign_threads
-from nbspawn._engine.hosts import HostRanks
-from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.cluster.agents import connected
+from nbspawn._engine.cluster.hosts import HostRanks
+from nbspawn._engine.cluster.ray import RayNodes
 from nbspawn._engine.jobs import CellJob, Job, fill, pack
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._engine.ray import RayNodes
-from nbspawn._engine.start_method import Start, fork_instead
+from nbspawn._engine.start.fork_safety import foreign_threads
+from nbspawn._engine.start.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._rank.notebook import replaced, settings

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from nbspawn._engine.base import Engine
-from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import DisplayData, Event, InputRequest, Printed, Raised
 from nbspawn._render import collectives, stacks, timeline, tracebacks
 from nbspawn._render.report import Report

@@ -41,7 +41,7 @@ import samples
 import torch
 import torch.distributed as dist
 
-from nbspawn._engine import log_follower, measuring
+from nbspawn._engine.run import log_follower, measuring
 from nbspawn._rank import main
 from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views

@@ -46,7 +46,7 @@ LINES = {
 RECORD = """
 import pickle, sys
 sys.path.insert(0, {support!r})
-from nbspawn._engine.nodes import Nodes
+from nbspawn._engine.cluster.nodes import Nodes
 from nodes import Processes
 from simulated import Recording
 note, recording = Nodes._received, Recording()

@@ -44,7 +44,7 @@ FORK = Tool(
 AUTO = Tool(
     "nbspawn",
     ("%%spawn {n} -o VALUES\n{fn}(rank, {args})",),
-    "%load_ext nbspawn\nfrom nbspawn._engine.forkserver import server",
+    "%load_ext nbspawn\nfrom nbspawn._engine.start.forkserver import server",
     values="VALUES",
     needs="nbspawn",
     own_group=True,

@@ -25,7 +25,7 @@ RANKS = 4
 SETUP = """
 import time, torch, torch_xla, torch.multiprocessing
 import nbspawn
-from nbspawn._engine.forkserver import server
+from nbspawn._engine.start.forkserver import server
 
 def compute(rank):
     x = torch.ones(64, 64, device="xla")

@@ -248,7 +248,7 @@ class Campaign:
 
     def _sweep(self) -> None:
         """As the next kernel does; then nothing of ours is left."""
-        text = "from nbspawn._engine.directories import remove_stale; remove_stale()"
+        text = "from nbspawn._engine.kernel.directories import remove_stale; remove_stale()"
         subprocess.run([sys.executable, "-c", text], env={**os.environ, "TMPDIR": str(self.place.path)}, check=True)
         left = [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
         if left:
@@ -364,7 +364,7 @@ class Campaign:
                 self._restored.append(self.place.mend)
                 self.place.protect()
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
-                sign = IMPORTER if "server" in whom else "_engine/guardian.py"
+                sign = IMPORTER if "server" in whom else "_engine/kernel/guardian.py"
                 for child in psutil.Process(kernel.pid).children():
                     if sign in " ".join(child.cmdline()):
                         for process in child.children() or [child]:

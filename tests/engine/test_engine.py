@@ -26,8 +26,10 @@ from methods import PATIENCE, SUPPORT
 from rank_functions import LONG
 
 import nbspawn
-from nbspawn._engine import fork_safety, forkserver, launch, local, log_follower, rendezvous
-from nbspawn._engine.directories import remove_stale
+from nbspawn._engine import launch
+from nbspawn._engine.kernel.directories import remove_stale
+from nbspawn._engine.run import local, log_follower, rendezvous
+from nbspawn._engine.start import fork_safety, forkserver
 from nbspawn._rank import main
 from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views

@@ -12,11 +12,11 @@ import pytest
 import rank_functions as ranks
 from leftovers import alive, until
 
-from nbspawn._engine import signals
-from nbspawn._engine.context import LocalContext
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.run import signals
+from nbspawn._engine.run.context import LocalContext
 from nbspawn._payload.packing import Value
 from nbspawn._protocol.messages import Event, Returned, Started
 

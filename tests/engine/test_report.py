@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nbspawn
-from nbspawn._engine import learned
+from nbspawn._engine.start import learned
 
 
 def _report(*options: str) -> str:

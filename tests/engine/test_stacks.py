@@ -18,8 +18,8 @@ from leftovers import until
 from methods import EVERY_METHOD
 
 import nbspawn
-from nbspawn._engine import native
-from nbspawn._engine import stacks as engine_stacks
+from nbspawn._engine.run import native
+from nbspawn._engine.run import stacks as engine_stacks
 from nbspawn._protocol.frames import Frame, Position, Stack, users_frames, written_frames
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Event, Sampled, Started

@@ -21,11 +21,11 @@ from leftovers import until
 from methods import SUPPORT
 
 import nbspawn
-from nbspawn._engine import fork_safety, forkserver, start_method
-from nbspawn._engine.interrupt_flag import InterruptFlag
 from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.launch import resolve_start
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.start import fork_safety, forkserver, start_method
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -142,7 +142,7 @@ def test_poisoned_cuda_forbids_fork(poisoned_cuda: None) -> None:
 
 COMPILED = """
 import torch, sys, warnings
-from nbspawn._engine.fork_safety import fork_hazards
+from nbspawn._engine.start.fork_safety import fork_hazards
 warnings.simplefilter("ignore")
 import torch._inductor.async_compile
 assert fork_hazards() == [], "importing it starts nothing"

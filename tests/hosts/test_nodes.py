@@ -30,12 +30,12 @@ from nodes import Processes
 from packaging.version import Version
 
 import nbspawn
-from nbspawn._engine import agents
-from nbspawn._engine.directories import run_directories
-from nbspawn._engine.door import Door
-from nbspawn._engine.hosts import HostRanks
+from nbspawn._engine.cluster import agents
+from nbspawn._engine.cluster.door import Door
+from nbspawn._engine.cluster.hosts import HostRanks
+from nbspawn._engine.cluster.link import Link
 from nbspawn._engine.jobs import CellJob, FunctionJob
-from nbspawn._engine.link import Link
+from nbspawn._engine.kernel.directories import run_directories
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol import connection, plain
 from nbspawn._protocol.agents import FromAgent, Reported, WithBuffers

@@ -16,9 +16,9 @@ from nodes import Processes
 from simulated import MARK, Recording, Simulation
 
 import nbspawn
-from nbspawn._engine import agents
+from nbspawn._engine.cluster import agents
+from nbspawn._engine.cluster.nodes import Nodes
 from nbspawn._engine.jobs import CellJob
-from nbspawn._engine.nodes import Nodes
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.messages import RunCell
 from nbspawn._render import html, text

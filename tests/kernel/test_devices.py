@@ -20,10 +20,11 @@ from nbspawn._accelerators import accelerator, tpu, xla
 from nbspawn._accelerators.accelerator import Unavailable
 from nbspawn._accelerators.cuda import Cuda, Rocm
 from nbspawn._accelerators.kinds import GPUS, TPU, XLA
-from nbspawn._engine import devices, start_method
+from nbspawn._engine import devices
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.launch import cores
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.start import start_method
 
 Machine = Callable[[int], None]
 

@@ -170,7 +170,7 @@ def test_an_error_in_one_rank(kernel: Kernel, module: Module, method: str) -> No
 
 
 AFTER_THE_LOOK = """
-from nbspawn._engine.edits import Edits as _Edits
+from nbspawn._engine.run.edits import Edits as _Edits
 _attach = _Edits.attach
 def _attach_and_write(self, commands):
     _Edits.attach = _attach

@@ -493,7 +493,7 @@ def test_a_fork_server_that_has_imported_everything(tmp_path: Path) -> None:
         ok(kernel.execute("%load_ext nbspawn"))
         run(kernel, "%%spawn 1\nimport torch\ntorch.ones(1, device=device).item()")
         for _ in range(2):  # what the run has taught comes second
-            run(kernel, "from nbspawn._engine.forkserver import server as _s\nwhile _s.bringing_up: pass")
+            run(kernel, "from nbspawn._engine.start.forkserver import server as _s\nwhile _s.bringing_up: pass")
         assert kernel.value("{name: why for name, why in _s.report.refused.items() if 'cuda' in why.lower()}") == {}
         reply = run(kernel, f"%%spawn 2 -b gloo{TRAIN}")
         assert reply.result == "[0-1] ('cuda:0', True)"

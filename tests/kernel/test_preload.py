@@ -21,7 +21,7 @@ from kernels import ExecutedKernel, Kernel, ok, wait_until
 from leftovers import State, assert_nothing_beyond, gone, until
 
 import nbspawn
-from nbspawn._engine import forkserver, learned
+from nbspawn._engine.start import forkserver, learned
 from nbspawn._protocol.preload import Report
 from nbspawn._rank.program import imports
 
@@ -535,7 +535,7 @@ STEP = textwrap.dedent(
 
 BROUGHT_UP = """\
 import time
-from nbspawn._engine.forkserver import server as _s
+from nbspawn._engine.start.forkserver import server as _s
 while _s.bringing_up:
     time.sleep(0.05)"""
 
@@ -564,7 +564,7 @@ def test_the_second_run_and_the_next_kernel_import_nothing(tmp_path: Path) -> No
 def test_a_kernel_that_is_killed_leaves_no_server_that_imports(tmp_path: Path) -> None:
     with ExecutedKernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
         ok(kernel.execute("%load_ext nbspawn"))
-        ok(kernel.execute("from nbspawn._engine.forkserver import server"))
+        ok(kernel.execute("from nbspawn._engine.start.forkserver import server"))
         found = "server.warm and server._stage[0] and [server._importer.pid, server._current.pid]"
         pids = wait_until(lambda: kernel.value(found), "the second stage begins")
         kernel.kill()
@@ -576,7 +576,7 @@ def test_the_first_training_cell_waits_for_what_it_needs(tmp_path: Path) -> None
     """Instead of importing it in every rank, side by side. One that does not train waits for nothing."""
     with ExecutedKernel(tmp_path, NBSPAWN_PRELOAD_MB="1024", XDG_CACHE_HOME=str(tmp_path)) as kernel:
         ok(kernel.execute("%load_ext nbspawn\nimport torch\nfrom torch import optim"))
-        ok(kernel.execute("from nbspawn._engine.forkserver import server; server.get();"))
+        ok(kernel.execute("from nbspawn._engine.start.forkserver import server; server.get();"))
         ok(kernel.execute("def step():\n    return optim.SGD([torch.ones(1)], 0.1)"))
         ok(kernel.execute("%%spawn 2 -o found\nimport sys\n'torch._dynamo' in sys.modules"))
         assert kernel.value("list(found)") == [False, False]

@@ -27,10 +27,11 @@ from leftovers import marked_pids, until
 from methods import SUPPORT
 
 import nbspawn
-from nbspawn._engine import contexts, forkserver, guardian, inherited
-from nbspawn._engine.channel import Hub
-from nbspawn._engine.directories import OwnedDirectory, remove_stale
-from nbspawn._engine.guard import Guard, guard
+from nbspawn._engine.kernel import guardian, inherited
+from nbspawn._engine.kernel.directories import OwnedDirectory, remove_stale
+from nbspawn._engine.kernel.guard import Guard, guard
+from nbspawn._engine.run.channel import Hub
+from nbspawn._engine.start import contexts, forkserver
 from nbspawn._protocol.messages import Close, Event, Imported, Started
 from nbspawn._rank.program.channel import Channel
 from nbspawn._session.options import CommandOptions
@@ -44,7 +45,7 @@ clean = pytest.mark.usefixtures("nothing_left")
 
 DELETE = """\
 import shutil as _shutil
-from nbspawn._engine.directories import run_directories as _directories
+from nbspawn._engine.kernel.directories import run_directories as _directories
 _shutil.rmtree(_directories._root.path)
 """
 
@@ -169,7 +170,7 @@ def test_a_cleaner_of_old_files_finds_the_directory_locked() -> None:
 def test_a_deleted_directory_of_the_fork_server(kernel: Kernel) -> None:
     ok(
         kernel.execute(
-            "from nbspawn._engine.forkserver import server\nimport shutil\nshutil.rmtree(server._directory.path)"
+            "from nbspawn._engine.start.forkserver import server\nimport shutil\nshutil.rmtree(server._directory.path)"
         )
     )
     reply = ok(kernel.execute("%%spawn 2 -m forkserver\nrank"))
@@ -183,7 +184,8 @@ def test_only_what_nbspawn_has_made_is_swept(workplace: str) -> None:
     theirs.mkdir()
     (theirs / "owner").write_text("me")
     (theirs / "thesis").write_text("text")
-    text = "from nbspawn._engine.directories import OwnedDirectory as D; import os; print(D('runs').path); os._exit(0)"
+    text = "from nbspawn._engine.kernel import directories; import os; print(directories.OwnedDirectory('runs').path)\n"
+    text += "os._exit(0)"
     left = Path(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout.strip())
     copied = Path(shutil.copytree(left, f"{workplace}/nbspawn-runs-copied"))
     remove_stale()
@@ -696,7 +698,7 @@ def test_a_rank_that_the_kernel_never_heard_of_ends_with_it(own_kernel: Kernel, 
     ok(
         own_kernel.execute(f"""import os, signal, traceback
 def stop_the_kernel():
-    if "popen_fork.py" in str(traceback.extract_stack()):  # not in the process that tries fork (_engine/fork_safety.py)
+    if "popen_fork.py" in str(traceback.extract_stack()):  # not in the one that tries fork (start/fork_safety.py)
         os.kill({own_kernel.pid}, signal.SIGSTOP)
 os.register_at_fork(after_in_child=stop_the_kernel)""")
     )
@@ -859,7 +861,7 @@ def test_a_process_is_not_taken_for_ended_for_lack_of_descriptors(monkeypatch: p
 
 def test_the_fork_server_is_not_replaced_after_every_cell(kernel: Kernel) -> None:
     """Where nothing is preloaded, as in these tests."""
-    pid = "from nbspawn._engine.forkserver import server\nserver._current.pid"
+    pid = "from nbspawn._engine.start.forkserver import server\nserver._current.pid"
     first = kernel.value(pid)
     for _ in range(3):
         ok(kernel.execute("%%spawn 1\nrank"))

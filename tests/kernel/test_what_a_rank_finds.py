@@ -17,7 +17,7 @@ from kernels import ExecutedKernel, Kernel, Reply, ok, plain, wait_gone
 from methods import EVERY_METHOD
 
 import nbspawn
-from nbspawn._engine import fork_safety, reachable
+from nbspawn._engine.start import fork_safety, reachable
 from nbspawn._rank.notebook import loggers, settings
 
 NOTEBOOK = """
@@ -105,7 +105,7 @@ def prepared(
         ok(kernel.execute(NOTEBOOK))
         if request.param == "later":
             ok(kernel.execute("%load_ext nbspawn"))
-            ok(kernel.execute("from nbspawn._engine.forkserver import server; _ = server.get()"))
+            ok(kernel.execute("from nbspawn._engine.start.forkserver import server; _ = server.get()"))
             first = kernel.execute(f"%%spawn 2 -o drawn{CELL}")
         else:  # one cell, so that nothing comes between
             magic = f"get_ipython().run_cell_magic('spawn', '2 -o drawn', {CELL!r})"
@@ -434,7 +434,7 @@ def test_a_forked_rank_takes_its_own_gpu_for_the_default_device(kernel: Kernel) 
 @METHODS
 def test_what_processes_inherit(own_kernel: Kernel, method: str) -> None:
     """Limits, umask, niceness, processors: of the kernel as it is now, not as it was when the fork server began."""
-    ok(own_kernel.execute("from nbspawn._engine.forkserver import server; _ = server.get()"))
+    ok(own_kernel.execute("from nbspawn._engine.start.forkserver import server; _ = server.get()"))
     ok(
         own_kernel.execute(
             "import os, resource\nos.umask(0o027), os.nice(1), os.sched_setaffinity(0, {0})\n"
@@ -800,7 +800,7 @@ import cloudpickle, nbspawn._session_api
 os.environ["PYTHONPATH"] = {folder!r}
 sys.path.insert(0, {folder!r})
 %load_ext nbspawn
-from nbspawn._engine.forkserver import server
+from nbspawn._engine.start.forkserver import server
 _get = server.get
 server.get = lambda *given: (print("it waits"), _get(*given))[1]
 """

@@ -66,7 +66,7 @@ def ranks_of(pid: int) -> list[psutil.Process]:
             command = " ".join(child.cmdline())
             if IMPORTER in command:
                 found += [rank for server in child.children() for rank in server.children(recursive=True)]
-            elif "multiprocessing.resource_tracker" not in command and "_engine/guardian.py" not in command:
+            elif "multiprocessing.resource_tracker" not in command and "_engine/kernel/guardian.py" not in command:
                 found += [child, *child.children(recursive=True)]
     return [process for process in found if lives(process.pid)]
 
@@ -474,7 +474,7 @@ class ExecutedKernel(Kernel):
 
 WARM = """\
 import torch as _torch  # takes as long as the fork server's own import beside it
-from nbspawn._engine.forkserver import server as _server
+from nbspawn._engine.start.forkserver import server as _server
 _server.get()
 del _torch, _server
 """
@@ -482,7 +482,7 @@ del _torch, _server
 # With a limit of 0 the server would import nothing.
 IMPORTED = """\
 import os as _os
-from nbspawn._engine.forkserver import server as _server
+from nbspawn._engine.start.forkserver import server as _server
 _os.environ["NBSPAWN_PRELOAD_MB"] = "4096"
 if not _server.report.modules.issuperset({modules}):
     _server.stop()

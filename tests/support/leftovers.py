@@ -22,9 +22,10 @@ from pathlib import Path
 import psutil
 from methods import PATIENCE
 
-from nbspawn._engine import forkserver, local
-from nbspawn._engine.directories import KEPT_RUNS, remove_stale, run_directories
-from nbspawn._engine.guard import guard
+from nbspawn._engine.kernel.directories import KEPT_RUNS, remove_stale, run_directories
+from nbspawn._engine.kernel.guard import guard
+from nbspawn._engine.run import local
+from nbspawn._engine.start import forkserver
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGIO, signal.SIGPIPE)
@@ -140,7 +141,7 @@ def _describe(pid: int) -> str:
 
 
 def kept_logs() -> list[str]:
-    """The files that failed runs of this process, no kernel's, have kept (_engine/directories.py); at most
+    """The files that failed runs of this process, no kernel's, have kept (_engine/kernel/directories.py); at most
     ``KEPT_RUNS`` runs, nothing but logs."""
     root = run_directories._root
     runs = glob.glob(f"{root.path}/run-*") if root is not None else []

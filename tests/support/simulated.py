@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbspawn._engine.agents import versions
+from nbspawn._engine.cluster.agents import versions
 from nbspawn._protocol import connection
 from nbspawn._protocol.agents import CALLS, Answer, Begin, Begun, Call, FromAgent, Hello, Reported
 from nbspawn._protocol.wire import pickled

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from nbspawn._engine import edits as engine
-from nbspawn._engine.edits import Edits
+from nbspawn._engine.run import edits as engine
+from nbspawn._engine.run.edits import Edits
 from nbspawn._protocol.edits import Reload, Version, versions
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.edit.edits import OwnModules

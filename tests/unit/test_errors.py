@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbspawn._engine import failures
+from nbspawn._engine.run import failures
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._state.wording import headline
 from nbspawn.errors import Failure, rank_error

@@ -50,7 +50,7 @@ def imported(file: Path) -> set[str]:
 
 
 def unit(parts: list[str]) -> str:
-    """'engine' for nbspawn._engine.local, '__init__' for a name of the package itself."""
+    """'engine' for nbspawn._engine.run.local, '__init__' for a name of the package itself."""
     return parts[1] if len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or is_module(parts[1])) else "__init__"
 
 

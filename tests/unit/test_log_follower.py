@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nbspawn._engine import event_queue, inherited, log_follower
-from nbspawn._engine.event_queue import EventQueue
-from nbspawn._engine.log_follower import LogFollower
+from nbspawn._engine.kernel import inherited
+from nbspawn._engine.run import event_queue, log_follower
+from nbspawn._engine.run.event_queue import EventQueue
+from nbspawn._engine.run.log_follower import LogFollower
 from nbspawn._protocol.messages import Event, Exited, Printed
 
 

@@ -1066,7 +1066,7 @@ def test_a_replaced_name_leaves_the_rest_and_other_threads_alone(monkeypatch: py
     """The user's own resource tracker, or fork server, may be started while nbspawn's begins."""
     from multiprocessing import forkserver, resource_tracker, util
 
-    from nbspawn._engine.multiprocessing_adapter import in_own_group
+    from nbspawn._engine.start.multiprocessing_adapter import in_own_group
 
     started: list[list[str]] = []
     monkeypatch.setattr(util, "spawnv_passfds", lambda path, arguments, fds: started.append(arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from signal import SIGINT, SIGKILL, SIGTERM
 
-from nbspawn._engine.signal_schedule import SignalSchedule
+from nbspawn._engine.run.signal_schedule import SignalSchedule
 
 
 def planned(now: float = 100.0, **delays: float) -> SignalSchedule:

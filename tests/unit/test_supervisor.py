@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 
 import nbspawn
 from nbspawn._engine.base import Engine
-from nbspawn._engine.interrupt_flag import InterruptFlag
+from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._payload.packing import Value
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (

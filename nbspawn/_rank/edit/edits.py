@@ -1,7 +1,7 @@
 """The user's modules in a rank: which version of its file each was loaded from, and how it follows an edit.
 
-Which edits are taken is the engine's decision (_engine/edits.py). A module that cannot be loaded again is tried again
-before each command until an edit repairs it: its rank would otherwise run cells with other code than its peers.
+Which edits are taken is the engine's decision (_engine/run/edits.py). A module that cannot be loaded again is tried
+again before each command until an edit repairs it: its rank would otherwise run cells with other code than its peers.
 """
 
 from __future__ import annotations

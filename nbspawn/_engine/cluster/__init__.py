@@ -1,0 +1,1 @@
+"""Ranks on several machines, as one engine: agents, their nodes, the connections to them."""

@@ -1,0 +1,195 @@
+"""Starts the agents of a run over several machines, one on each node, and connects them."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from nbspawn._engine.base import Starter
+from nbspawn._engine.cluster.door import Door
+from nbspawn._engine.cluster.link import Link
+from nbspawn._engine.kernel import inherited
+from nbspawn._engine.start.limits import check_descriptors
+from nbspawn._protocol import connection
+from nbspawn.errors import StartError
+
+_CONNECT_SECONDS = 60.0  # an agent imports torch first
+_NOTICE_SECONDS = 1.0
+_IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
+_TICK = 0.1
+_DESCRIPTORS_A_NODE = len(connection.PURPOSES)
+_DESCRIPTORS = 32  # more of them
+
+
+class Agents:
+    """The agents of all nodes of ``starter``; they stay for further runs. Raises StartError if one does not come, or
+    does not fit to the kernel, and KeyboardInterrupt if ``give_up`` becomes true before all are there."""
+
+    def __init__(self, starter: Starter, give_up: Callable[[], object] = bool) -> None:
+        self.starter = starter
+        self.links: list[Link] = []
+        self.master: tuple[str, int] | None = None
+        """Node 0's TCPStore, once it serves one."""
+        self.in_use = False
+        """Has a run ranks there?"""
+        self._timer: threading.Timer | None = None
+        check_descriptors(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
+        starter.prepare(give_up)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._connect(give_up)
+            for link in self.links:
+                _check(link)
+            undo.pop_all()
+
+    @property
+    def alive(self) -> bool:
+        """Are all of them connected?"""
+        return not any(link.lost for link in self.links)
+
+    def begin(self) -> None:
+        """A run begins there."""
+        self.in_use = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def done(self) -> None:
+        """It is over. After some idle minutes the nodes are given back."""
+        self.in_use = False
+        self._timer = threading.Timer(_IDLE_SECONDS, release, [self])
+        self._timer.name = "nbspawn-idle-agents"
+        self._timer.daemon = True
+        self._timer.start()
+
+    def look_after(self) -> None:
+        """Close the connections to nodes that are known to have died: the system may take long to notice."""
+        for node, why in self.starter.failures().items():
+            self.links[node].lose(why)
+        for link in self.links:
+            link.check()
+
+    def close(self) -> None:
+        """End the agents."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in self.links:
+            link.close()
+        self.starter.close()
+
+    def _connect(self, give_up: Callable[[], object]) -> None:
+        token = secrets.token_bytes(connection.TOKEN_BYTES)
+        with ExitStack() as held:
+            selector = held.enter_context(selectors.DefaultSelector())
+            held.callback(self._unwatch)
+            held.callback(inherited.unmark, inherited.close_after_fork(selector.fileno()))
+
+            def arrived(node: int, parts: Mapping[bytes, socket.socket]) -> None:
+                self.links.append(Link(node, *map(parts.__getitem__, connection.PURPOSES)))
+                self.links[-1].watch(selector)
+
+            door = Door(self.starter.address, token, self.starter.nodes, selector, arrived)
+            held.callback(door.close)
+            host, port = door.address
+            for node in range(self.starter.nodes):
+                self.starter.start(node, (host, str(port), str(node)), token.hex())
+            self._wait(selector, door, give_up)
+            self.links.sort(key=lambda link: link.node)
+
+    def _unwatch(self) -> None:
+        for link in self.links:
+            link.unwatch()
+
+    def _wait(self, selector: selectors.BaseSelector, door: Door, give_up: Callable[[], object]) -> None:
+        """Until all agents have connected, and have said hello."""
+        began, noticed = time.monotonic(), False
+        nodes, address = self.starter.nodes, self.starter.address
+        while sum(link.hello is not None for link in self.links) < nodes:
+            ready = selector.select(_TICK)
+            for key, _ in ready:
+                key.data()
+            door.dismiss_late()
+            for link in self.links:
+                if link.lost:
+                    why = self.starter.failures().get(link.node, link.lost)
+                    raise StartError(f"no agent could be started on node {link.node}: {why}")
+            if not ready:
+                self._check_that_they_come()
+            passed = time.monotonic() - began
+            if passed > _CONNECT_SECONDS:
+                there = {link.node for link in self.links if link.hello is not None}
+                missing = next(node for node in range(nodes) if node not in there)
+                raise StartError(
+                    f"no agent has connected from node {missing} within {_CONNECT_SECONDS:g} s: the nodes must be able "
+                    f"to reach this machine at {address}"
+                )
+            if give_up():
+                raise KeyboardInterrupt
+            if not noticed and passed > _NOTICE_SECONDS:
+                noticed = True
+                print(f"An agent is started on each of {nodes} nodes. Stop gives up.", flush=True)
+
+    def _check_that_they_come(self) -> None:
+        there = {link.node for link in self.links}
+        for node, why in self.starter.failures().items():
+            if node not in there:
+                raise StartError(f"no agent could be started on node {node}: {why}")
+
+
+_all: list[Agents] = []
+"""Those that run something, and those that wait for the next run."""
+_lock = threading.RLock()  # of the list: idle agents are released by a timer
+inherited.after_fork_in_child(_all.clear)
+
+
+def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
+    """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
+    are released, whose resources these may need."""
+    with _lock:
+        for found in list(_all):
+            if not found.in_use:
+                found.look_after()
+            if found.starter != starter or not found.alive:
+                release(found)
+        idle = [found for found in _all if not found.in_use]
+        if not idle:
+            idle = [Agents(starter, give_up)]
+            _all.append(idle[0])
+        idle[0].begin()
+        return idle[0]
+
+
+def release(agents: Agents | None = None) -> int:
+    """End these agents (None: all) if they run nothing, and give their nodes back; returns how many nodes that were."""
+    with _lock:
+        idle = [found for found in _all if not found.in_use and agents in (None, found)]
+        for found in idle:
+            _all.remove(found)
+            found.close()
+        return sum(len(found.links) for found in idle)
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same in the kernel and on all nodes."""
+    import torch
+
+    ours: str = sys.modules["nbspawn"].__version__
+    return {"Python": platform.python_version(), "torch": str(torch.__version__), "nbspawn": ours}
+
+
+def _check(link: Link) -> None:
+    """Raises StartError, with the node's name, if it has another Python, torch or nbspawn than the kernel."""
+    assert link.hello is not None
+    ours, theirs = versions(), link.hello.versions
+    other = [f"{name} {theirs.get(name)} (here {ours[name]})" for name in ours if theirs.get(name) != ours[name]]
+    if other:
+        raise StartError(
+            f"the node {link.host} has {', '.join(other)}: what ranks run is sent as pickles, so all nodes need "
+            "the same versions. Install them there, or start the kernel in the nodes' environment."
+        )

@@ -1,0 +1,249 @@
+"""The kernel's end of the connections to one agent. Nothing here blocks: a node that is stuck costs only its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from nbspawn._engine.kernel import inherited
+from nbspawn._protocol import connection, shared_memory
+from nbspawn._protocol.agents import ClockAsked, ClockTold, FromAgent, Hello, Transfer, WithBuffers
+from nbspawn._protocol.messages import Event
+from nbspawn._protocol.plain import NotPlainError, loaded
+
+_CHUNK = 1 << 20
+
+
+class Link:
+    """``hello`` is the agent's first message, None until it has come. ``deliver`` gets each further one, a
+    NotPlainError in place of one that cannot be read, and None when the connection has ended, for the reason
+    ``lost``."""
+
+    def __init__(self, node: int, control: socket.socket, bulk: socket.socket, life: socket.socket) -> None:
+        self.node = node
+        self.hello: Hello | None = None
+        self.deliver: Callable[[Link, Any], None] = lambda link, message: None
+        self.lost = ""
+        self._control, self._bulk, self._life = control, bulk, life
+        self._frames = connection.Frames()
+        self._unsent = bytearray()
+        self._outgoing: deque[_Outgoing] = deque()
+        self._transfers = 0
+        self._incoming = _Incoming()
+        self._waiting: dict[int, WithBuffers] = {}
+        self._selector: selectors.BaseSelector | None = None
+        for end in (control, bulk, life):
+            end.setblocking(False)
+            inherited.close_after_fork(end.fileno())
+
+    @property
+    def host(self) -> str:
+        """The node's name."""
+        return self.hello.host if self.hello is not None else f"node {self.node}"
+
+    @property
+    def address(self) -> str:
+        """At which other nodes reach it."""
+        return self.hello.address if self.hello is not None else ""
+
+    @property
+    def waits_for_bulk(self) -> bool:
+        """Has a message been announced whose buffers have not arrived?"""
+        return bool(self._waiting)
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Report to this selector from now on, whose keys' data are called."""
+        self._selector = selector
+        if not self.lost:
+            selector.register(self._control, selectors.EVENT_READ, self._control_is_ready)
+            selector.register(self._bulk, selectors.EVENT_READ, self._bulk_is_ready)
+            selector.register(self._life, selectors.EVENT_READ, self.check)
+
+    def unwatch(self) -> None:
+        """Report to no selector; what comes meanwhile waits."""
+        if self._selector is not None and not self.lost:
+            for end in (self._control, self._bulk, self._life):
+                self._selector.unregister(end)
+        self._selector, self.deliver = None, lambda link, message: None
+
+    # ------------------------------------------------------------ to the agent
+
+    def send(self, message: object) -> None:
+        """Queue a message; it leaves as soon as the agent can take it."""
+        if not self.lost:
+            self._unsent += connection.frame(pickle.dumps(message, protocol=5))
+            self._control_is_ready(reads=False)
+
+    def transfer(self, fds: Sequence[int], sizes: Sequence[int]) -> Transfer:
+        """Queue the contents of these files, which may then be closed; returns what to announce."""
+        self._transfers += 1
+        if not self.lost:
+            self._outgoing.append(_Outgoing(self._transfers, fds, sum(shared_memory.places(sizes)[-1])))
+            self._bulk_is_ready(reads=False)
+        return Transfer(self._transfers, tuple(sizes))
+
+    # ------------------------------------------------------------ sockets
+
+    def _control_is_ready(self, reads: bool = True) -> None:
+        try:
+            with suppress(BlockingIOError):
+                while self._unsent:
+                    del self._unsent[: self._control.send(self._unsent)]
+            self._want(self._control, bool(self._unsent), self._control_is_ready)
+            with suppress(BlockingIOError):
+                while reads and not self.lost:
+                    if not (data := self._control.recv(_CHUNK)):
+                        raise EOFError("its agent has ended")
+                    for body in self._frames.feed(data):
+                        self._received(body)
+        except (OSError, EOFError) as error:
+            self.lose(error)
+
+    def _bulk_is_ready(self, reads: bool = True) -> None:
+        try:
+            with suppress(BlockingIOError):
+                while self._outgoing:
+                    self._outgoing[0].send(self._bulk)
+                    self._outgoing.popleft()
+            self._want(self._bulk, bool(self._outgoing), self._bulk_is_ready)
+            with suppress(BlockingIOError):
+                while reads and not self.lost:
+                    if (arrived := self._incoming.receive(self._bulk)) is not None:
+                        self._arrived(*arrived)
+        except (OSError, EOFError) as error:
+            self.lose(error)
+
+    def check(self) -> None:
+        """Notice the agent's end, if it is known; also while nobody watches."""
+        try:
+            with suppress(BlockingIOError):
+                if not self.lost and not self._life.recv(1):
+                    raise EOFError("its agent has ended")
+        except (OSError, EOFError) as error:
+            self.lose(error)
+
+    def _want(self, end: socket.socket, write: bool, ready: Callable[[], None]) -> None:
+        if self._selector is not None and not self.lost:
+            self._selector.modify(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0), ready)
+
+    def _received(self, body: bytes) -> None:
+        message = _read(FromAgent, body)
+        if isinstance(message, WithBuffers):
+            self._waiting[message.transfer.number] = message
+            if (fd := self._incoming.complete.pop(message.transfer.number, None)) is not None:
+                self._arrived(message.transfer.number, fd)
+        elif isinstance(message, ClockAsked):
+            self.send(ClockTold(message.time, time.monotonic()))
+        elif isinstance(message, Hello):
+            self.hello = message
+        else:
+            self.deliver(self, message)
+
+    def _arrived(self, number: int, fd: int) -> None:
+        message = self._waiting.pop(number, None)
+        if message is None:  # bulk was faster than control
+            self._incoming.complete[number] = fd
+            return
+        try:
+            buffers = shared_memory.read([fd], message.transfer.sizes)
+        finally:
+            os.close(fd)
+        self.deliver(self, _read(Event, message.body, buffers))
+
+    def lose(self, why: Exception | str) -> None:
+        """The node is lost, for this reason."""
+        if not self.lost:
+            self.close(str(why) or type(why).__name__)
+            self.deliver(self, None)
+
+    def close(self, why: str = "it was closed") -> None:
+        """Close the connections; the agent ends with them, and its ranks."""
+        if self.lost:
+            return
+        self.lost = why
+        for end in (self._control, self._bulk, self._life):
+            if self._selector is not None:
+                self._selector.unregister(end)
+            inherited.close(end.detach())
+        while self._outgoing:
+            self._outgoing.popleft().close()
+        self._incoming.close()
+
+
+def _read(declared: Any, body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
+    try:
+        return loaded(declared, body, buffers)
+    except NotPlainError as error:
+        return error
+
+
+class _Outgoing:
+    """A transfer on its way to the agent."""
+
+    def __init__(self, number: int, fds: Sequence[int], total: int) -> None:
+        self._files = deque((os.dup(fd), part) for fd, part in shared_memory.contents(fds, total))
+        self._head = connection.TRANSFER.pack(number, total)
+        self._sent = 0
+
+    def send(self, bulk: socket.socket) -> None:
+        """Send the rest. Raises BlockingIOError when the agent cannot take more."""
+        while self._head:
+            self._head = self._head[bulk.send(self._head) :]
+        while self._files:
+            fd, part = self._files[0]
+            while self._sent < part:
+                self._sent += os.sendfile(bulk.fileno(), fd, self._sent, part - self._sent)
+            os.close(fd)
+            self._files.popleft()
+            self._sent = 0
+
+    def close(self) -> None:
+        shared_memory.close(fd for fd, _ in self._files)
+
+
+class _Incoming:
+    """Transfers on their way from the agent, one after the other; ``complete`` are those not announced yet."""
+
+    def __init__(self) -> None:
+        self.complete: dict[int, int] = {}
+        self._head = bytearray()
+        self._fd = -1
+        self._number = self._left = 0
+
+    def receive(self, bulk: socket.socket) -> tuple[int, int] | None:
+        """Take what is there; returns the number and the file of a transfer that is complete. Raises BlockingIOError
+        when nothing is there, EOFError at the end."""
+        if self._fd < 0:
+            data = bulk.recv(connection.TRANSFER.size - len(self._head))
+            if not data:
+                raise EOFError("its agent has ended")
+            self._head += data
+            if len(self._head) < connection.TRANSFER.size:
+                return None
+            self._number, self._left = connection.TRANSFER.unpack(self._head)
+            self._head.clear()
+            self._fd = shared_memory.anonymous_file()
+            return None
+        data = bulk.recv(min(_CHUNK, self._left))
+        if not data:
+            raise EOFError("its agent has ended")
+        os.write(self._fd, data)
+        self._left -= len(data)
+        if self._left:
+            return None
+        fd, self._fd = self._fd, -1
+        return self._number, fd
+
+    def close(self) -> None:
+        shared_memory.close(self.complete.values())
+        self.complete.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,189 @@
+"""Places agents on the nodes of a Ray cluster: Ray reserves resources, starts an agent on each node, and reports the
+death of nodes. What flows while ranks run goes over connections of our own (link.py).
+
+An actor on each node holds its share and starts the agent (holder.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbspawn._engine.cluster.holder import Holder
+from nbspawn.errors import StartError, UsageError
+
+_ANSWER_SECONDS = 5.0  # Ray itself tries an address that does not answer for minutes
+_NOTICE_SECONDS = 1.0
+_TICK = 0.2
+_EXTRA = "pip install 'nbspawn[ray]'"
+
+
+class RayNodes:
+    """``nodes`` nodes of the cluster at ``where`` ('ray', or 'ray:HOST:PORT'), each with so many CPUs and GPUs. Equal
+    to others that want the same."""
+
+    def __init__(self, where: str, nodes: int, cpus: int, gpus: int) -> None:
+        self.nodes = nodes
+        self._where = where
+        self._share = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._held: list[Any] = []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RayNodes):
+            return False
+        return (other._where, other.nodes, other._share) == (self._where, self.nodes, self._share)
+
+    def __hash__(self) -> int:
+        return hash((self._where, self.nodes))
+
+    @property
+    def have_gpus(self) -> bool:
+        """Is there one for each rank?"""
+        return "GPU" in self._share
+
+    @property
+    def address(self) -> str:
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    @classmethod
+    def of(cls, where: str, nprocs: int, nodes: int, backend: str | None) -> RayNodes:
+        """Nodes for so many ranks: a CPU for each, and a GPU where the cluster has any and ``backend`` can use it."""
+        connect(where)
+        each = -(-nprocs // nodes)
+        import ray
+
+        with_gpus = backend == "nccl" or (backend in (None, "auto") and bool(ray.cluster_resources().get("GPU")))
+        return cls(where, nodes, each, each if with_gpus else 0)
+
+    def prepare(self, give_up: Callable[[], object]) -> None:
+        """Connect to the cluster, and reserve the nodes' resources: all, or none."""
+        connect(self._where)
+        from ray.util.placement_group import placement_group
+
+        self._check_that_it_can_fit()
+        self._group = placement_group([self._share] * self.nodes, strategy="STRICT_SPREAD")
+        began, noticed = time.monotonic(), False
+        while not self._group.wait(_TICK):
+            self._check_that_it_can_fit()
+            if give_up():
+                self.close()
+                raise KeyboardInterrupt
+            if not noticed and time.monotonic() - began > _NOTICE_SECONDS:
+                noticed = True
+                print(f"Waiting for {self._wanted} of the Ray cluster. Stop gives up.", flush=True)
+
+    def _check_that_it_can_fit(self) -> None:
+        """Raises StartError if no wait will help. Ray itself finds some such requests feasible."""
+        found = nodes()
+        able = [host for host, has in found if all(has[name] >= count for name, count in self._share.items())]
+        if len(able) < self.nodes:
+            self.close()
+            there = ", ".join(f"{host} with {described(has)}" for host, has in found)
+            raise StartError(f"the Ray cluster cannot give {self._wanted}: it has {there}")
+
+    @property
+    def _wanted(self) -> str:
+        each = " each" * (self.nodes > 1)
+        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {described(self._share)}{each}"
+
+    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
+        holder: Any = ray.remote(max_restarts=0, max_concurrency=1)(Holder)
+        actor = holder.options(
+            num_cpus=self._share["CPU"], num_gpus=self._share.get("GPU", 0.0), scheduling_strategy=where
+        ).remote()
+        actor.start.remote(arguments, token, int(self._share["CPU"]))
+        self._actors.append(actor)
+        self._held.append(actor.hold.remote())
+
+    def failures(self) -> dict[int, str]:
+        import ray
+
+        if not ray.is_initialized():
+            return dict.fromkeys(range(self.nodes), "the connection to the Ray cluster was closed")
+        done, _ = ray.wait(self._held, num_returns=len(self._held), timeout=0)
+        return {self._held.index(one): _why(one) for one in done}
+
+    def close(self) -> None:
+        import ray
+
+        actors, self._actors, self._held = self._actors, [], []
+        if not ray.is_initialized():
+            return
+        for actor in actors:
+            ray.kill(actor)
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
+
+
+def connect(where: str) -> None:
+    """Connect to the cluster that ``where`` names, or to the one that the user has connected to already. Raises
+    StartError if there is none."""
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise UsageError(f"--on ray needs Ray, in this environment and on all nodes: {_EXTRA}") from None
+    address = where.partition(":")[2] or os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("//", "ray://")):
+        raise UsageError(
+            "ray:// is Ray Client, over which ranks cannot be watched: run the notebook on a machine of the cluster's "
+            "network, and use --on ray there"
+        )
+    if ray.is_initialized():
+        ours = ray.get_runtime_context().gcs_address
+        if address not in ("", "auto", ours):
+            raise UsageError(f"this kernel is connected to the Ray cluster at {ours}: ray.shutdown() leaves it")
+        return
+    if address and address not in ("auto", "local"):
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal()):
+            raise UsageError(f"{address!r} is not the address of a Ray cluster: --on ray:HOST:PORT (the port is 6379)")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+        except OSError as refusal:
+            raise StartError(f"no Ray cluster answers at {address}: {refusal.strerror or refusal}") from None
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as refusal:
+        first = str(refusal).strip().splitlines()[0]
+        raise StartError(
+            f"no Ray cluster can be used: {first} Start one (ray start --head), or name it: --on ray:HOST:PORT"
+        ) from None
+
+
+def _why(ended: Any) -> str:
+    """Why a holder holds its node no more."""
+    import ray
+
+    try:
+        return f"its agent has ended: {ray.get(ended)}".strip()
+    except Exception as error:  # whatever Ray raises for a dead actor or node
+        return str(error).strip().splitlines()[0]
+
+
+def nodes() -> list[tuple[str, dict[str, float]]]:
+    """The names of the cluster's nodes, and what they have of 'CPU' and 'GPU'."""
+    import ray
+
+    return [
+        (node["NodeManagerHostname"], {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")})
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def described(has: Mapping[str, float]) -> str:
+    """'4 CPUs and 1 GPU'."""
+    named = [f"{count:g} {name}{'s' * (count != 1)}" for name, count in has.items() if count]
+    return " and ".join(named) or "neither CPUs nor GPUs"

@@ -1,0 +1,1 @@
+"""What the kernel holds for all runs: its directories, descriptors, signals, its guardian."""

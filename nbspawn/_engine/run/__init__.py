@@ -1,0 +1,1 @@
+"""One run on this machine: its ranks are watched, asked, and ended."""

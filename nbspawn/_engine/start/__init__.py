@@ -1,0 +1,1 @@
+"""How ranks are started: the start method, the fork server, what it imports."""
