@@ -4,8 +4,10 @@ layers)."""
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ LAYERS: tuple[set[str], ...] = (
     {"_payload", "_state"},
     {"_rank", "_render"},
     {"errors", "_results"},
+    {"_server"},
     {"_engine"},
     {"_agent"},
     {"_session"},
@@ -31,11 +34,11 @@ WITH_IPYTHON = ("_rank/shell.py", "_server/preload_shell.py", "_rank/edit/autore
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imported(file: Path) -> set[str]:
-    """Every module that the file imports, at its top or within a function; not those for type checkers alone."""
+def imported(file: Path, types: bool = False) -> set[str]:
+    """Every module that the file imports, at its top or within a function; if ``types``, also for type checkers."""
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") and not types:
             node.body = []
     found = set()
     package = ["nbspawn", *file.relative_to(PACKAGE).parent.parts]
@@ -68,6 +71,28 @@ def unit_of(file: Path) -> str:
 
 def names(files: list[Path]) -> list[str]:
     return [str(file.relative_to(PACKAGE)) for file in files]
+
+
+def room(parts: Sequence[str]) -> str:
+    """'_rank/report' for nbspawn._rank.report.sampler: the innermost folder; '' for the package's own."""
+    found = PACKAGE
+    for part in parts[1:]:
+        if not (found / part).is_dir():
+            break
+        found /= part
+    return "/".join(found.relative_to(PACKAGE).parts)
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    """Not by a detour, and not for type checkers alone."""
+    below: dict[str, set[str]] = {}
+    for file in FILES:
+        mine = room(["nbspawn", *file.relative_to(PACKAGE).parts])
+        others = {room(name.split(".")) for name in imported(file, types=True) if name.startswith("nbspawn.")}
+        below.setdefault(mine, set()).update(others - {mine})
+    del below[""]  # the thin modules between the layers
+    sorter = graphlib.TopologicalSorter({mine: others - {""} for mine, others in below.items()})
+    assert {"_rank/report", "_engine/start"} < set(sorter.static_order())
 
 
 def test_every_file_has_a_layer() -> None:
