@@ -42,8 +42,9 @@ from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
 from nbspawn._rank.main import main
-from nbspawn._rank.notebook import replaced, settings
-from nbspawn._rank.program import ending, pools, traced
+from nbspawn._carried import replaced, settings
+from nbspawn._process import pools, traced
+from nbspawn._rank.program import ending
 from nbspawn.errors import StartError, UsageError, interrupted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)

@@ -14,8 +14,8 @@ from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._payload.names import FUTURES
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank.notebook import replaced
-from nbspawn._rank.program import imports, traced
+from nbspawn._carried import replaced
+from nbspawn._process import imports, traced
 from nbspawn._session import views
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbspawn._protocol.garbage import uncollected
 from nbspawn._rank.report import memory
-from nbspawn._rank.report.tensors import Holding
+from nbspawn._process.tensors import Holding
 from nbspawn._render.text import size
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nbspawn._engine.kernel import interrupt_flag
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._protocol import process_state
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 
 if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob

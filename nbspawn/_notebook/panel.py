@@ -20,7 +20,7 @@ from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.ranks import idle_table, variables_of
 from nbspawn._notebook.slots import close
 from nbspawn._notebook.tails import tail
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 from nbspawn._render import html, kept
 from nbspawn._render.report import Report
 from nbspawn._session import views

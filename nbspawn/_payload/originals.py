@@ -1,4 +1,4 @@
-"""What the notebook has put in place of a library's own (_rank/notebook/replaced.py), and what was there before.
+"""What the notebook has put in place of a library's own (_carried/replaced.py), and what was there before.
 
 ``original = np.mean; np.mean = lambda x: original(x) + 1``: by its name pickle would refuse the original, or find the
 replacement, which would call itself. And a replacement made with ``functools.wraps`` has the name of the original.

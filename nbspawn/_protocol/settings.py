@@ -1,4 +1,4 @@
-"""The notebook's settings that travel with each run (_rank/notebook/settings.py reads and sets them)."""
+"""The notebook's settings that travel with each run (_carried/settings.py reads and sets them)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Packed = bytes
-"""One object as _rank/notebook/by_value.py pickles it: of a class of the notebook's, or a function. Empty where it
+"""One object as _carried/by_value.py pickles it: of a class of the notebook's, or a function. Empty where it
 cannot be pickled, or there is nothing."""
 
 

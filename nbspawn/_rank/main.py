@@ -29,8 +29,10 @@ from nbspawn._protocol.messages import (
 from nbspawn._rank.debug import debugger, listener, prompts
 from nbspawn._rank.edit import edits
 from nbspawn._rank.group import device, environment, regrouped, seeds, stuck
-from nbspawn._rank.notebook import libraries, namespace, program_arguments, settings
-from nbspawn._rank.program import children, ending, imports, pools, process, stdio, traced
+from nbspawn._carried import program_arguments, settings
+from nbspawn._rank.notebook import libraries, namespace
+from nbspawn._process import imports, pools, traced
+from nbspawn._rank.program import children, ending, process, stdio
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.report import logged, outcome, questions, recorder, sampler, stacks, terminating, variables

@@ -31,10 +31,11 @@ from nbspawn._payload.names import names_used
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Raised, RunCell
 from nbspawn._rank.debug import debugger, pdb_methods
 from nbspawn._rank.group import device
-from nbspawn._rank.notebook import front_ends, hosts, magics, namespace
+from nbspawn._carried import magics
+from nbspawn._rank.notebook import front_ends, hosts, namespace
 from nbspawn._rank.program import process, stdio
 from nbspawn._rank.program.channel import Channel
-from nbspawn._rank.program.imports import is_library
+from nbspawn._process.imports import is_library
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.program.json_data import json_ready
 from nbspawn._rank.report import outcome

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbspawn._protocol.preload import Plan, Report
-from nbspawn._rank.program import imports
+from nbspawn._process import imports
 from nbspawn._server import trial
 
 

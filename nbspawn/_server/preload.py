@@ -94,18 +94,18 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
 
         import nbspawn._rank.group.environment
         import nbspawn._rank.main
-        import nbspawn._rank.notebook.loggers
-        import nbspawn._rank.program.imports
-        import nbspawn._rank.program.pools
+        import nbspawn._carried.loggers
+        import nbspawn._process.imports
+        import nbspawn._process.pools
 
         if stage.shell:
             import nbspawn._server.preload_shell
 
         report = imports.carry_out(stage)
     nbspawn._rank.group.environment.server_began_with = began_with
-    nbspawn._rank.main.preloaded = nbspawn._rank.program.imports.Preloaded(imports.planned)
-    nbspawn._rank.notebook.loggers.note_preloaded()
-    nbspawn._rank.program.pools.find()
+    nbspawn._rank.main.preloaded = nbspawn._process.imports.Preloaded(imports.planned)
+    nbspawn._carried.loggers.note_preloaded()
+    nbspawn._process.pools.find()
     gc.enable()
     if stage.settle:
         gc.collect()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._protocol.messages import InputReply
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 from nbspawn._render import text
 from nbspawn._results import Results
 from nbspawn._session import views

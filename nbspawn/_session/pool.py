@@ -23,8 +23,9 @@ from nbspawn._engine.kernel import inherited
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.edits import Reload
-from nbspawn._rank.notebook import namespace, program_arguments
-from nbspawn._rank.program import traced
+from nbspawn._carried import program_arguments
+from nbspawn._rank.notebook import namespace
+from nbspawn._process import traced
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view

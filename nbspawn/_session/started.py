@@ -23,7 +23,7 @@ from nbspawn._engine.start.fork_safety import foreign_threads
 from nbspawn._engine.start.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
-from nbspawn._rank.notebook import replaced, settings
+from nbspawn._carried import replaced, settings
 from nbspawn._state.run import Run
 from nbspawn.errors import PayloadError, StartError, interrupted
 

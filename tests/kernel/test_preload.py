@@ -23,7 +23,7 @@ from leftovers import State, assert_nothing_beyond, gone, until
 import nbspawn
 from nbspawn._engine.start import forkserver, learned
 from nbspawn._protocol.preload import Report
-from nbspawn._rank.program import imports
+from nbspawn._process import imports
 
 # ---------------------------------------------------------------- the trial
 

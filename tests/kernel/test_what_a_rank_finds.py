@@ -18,7 +18,7 @@ from methods import EVERY_METHOD
 
 import nbspawn
 from nbspawn._engine.start import fork_safety, reachable
-from nbspawn._rank.notebook import loggers, settings
+from nbspawn._carried import loggers, settings
 
 NOTEBOOK = """
 import logging, os, random, sys, threading, warnings

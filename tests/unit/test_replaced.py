@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbspawn._rank.notebook.replaced import set_by
+from nbspawn._carried.replaced import set_by
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from nbspawn._engine.kernel import guardian, inherited
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
 from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from nbspawn._engine.kernel.guardian import stopped
 from nbspawn._engine.start.importer import Importer, Server
 from nbspawn._engine.start.learned import Learned, changed_at, is_for
 from nbspawn._protocol.preload import Plan, Report
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 
 _log = logging.getLogger(__name__)
 

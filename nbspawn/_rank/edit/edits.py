@@ -14,7 +14,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from nbspawn._protocol.edits import Reload, Version, versions
-from nbspawn._rank.program.imports import is_own
+from nbspawn._process.imports import is_own
 
 NOT_RUN = "The rank ran nothing: an edited module could not be loaded again. The next cell tries it once more."
 

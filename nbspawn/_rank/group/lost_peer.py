@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from nbspawn._rank.program.imports import is_library
+from nbspawn._process.imports import is_library
 
 _SIGNS = (
     "Connection closed by peer",

@@ -6,7 +6,7 @@ import random
 import sys
 from typing import Any
 
-from nbspawn._rank.program.after_import import after_import
+from nbspawn._process.after_import import after_import
 from nbspawn._rank.program.info import RankInfo
 
 LARGEST = 2**32 - 1

@@ -21,7 +21,8 @@ from contextlib import contextmanager, suppress
 
 from nbspawn._protocol import gauges
 from nbspawn._rank.group import device_groups, stores
-from nbspawn._rank.program import connections, traced
+from nbspawn._process import traced
+from nbspawn._rank.program import connections
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 

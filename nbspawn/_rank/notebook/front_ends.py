@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbspawn._rank.program import stdio
-from nbspawn._rank.program.after_import import after_import
+from nbspawn._process.after_import import after_import
 
 
 def leave_kernel(kernel: Any) -> None:

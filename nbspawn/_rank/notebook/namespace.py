@@ -15,7 +15,7 @@ from typing import Any
 from nbspawn._payload import packing
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.payload import Inherited, Payload, Sent
-from nbspawn._rank.notebook import replaced
+from nbspawn._carried import replaced
 
 _received: dict[str, Any] = {}
 _NOTHING = object()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn._rank.program.imports import NewImports
+from nbspawn._process.imports import NewImports
 from nbspawn._rank.program.process import Interrupts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nbspawn._rank.program import traced
+from nbspawn._process import traced
 
 
 def ends_within(seconds: float, call: Callable[[], object]) -> bool:

@@ -19,9 +19,9 @@ from nbspawn._protocol import gauges
 from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
 from nbspawn._rank.notebook import namespace
-from nbspawn._rank.program.imports import is_library
+from nbspawn._process.imports import is_library
 from nbspawn._rank.report import naming
-from nbspawn._rank.report.tensors import Holding, Walk, attributes
+from nbspawn._process.tensors import Holding, Walk, attributes
 
 _VARIABLES = 100  # that are reported each; the rest is one number
 _NAME = 60  # characters

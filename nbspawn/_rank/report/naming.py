@@ -1,6 +1,6 @@
 """Says where a tensor is: the way to it from a variable, or what holds it if no variable leads to it.
 
-As in _rank/report/tensors.py, nothing here runs code of the user's classes.
+As in _process/tensors.py, nothing here runs code of the user's classes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from nbspawn._protocol.frames import PACKAGE
 from nbspawn._rank.program import ending
-from nbspawn._rank.report.tensors import attributes, type_text
+from nbspawn._process.tensors import attributes, type_text
 
 _ELEMENTS = 100_000  # of one container, among which an object is searched for
 _KEY = 40  # characters

@@ -20,7 +20,7 @@ from nbspawn._protocol.collectives import ROOTED, UNKNOWN, Call, Collectives, Gr
 from nbspawn._protocol.frames import RANK_MAIN, Frame
 from nbspawn._rank.group import flight_recorder
 from nbspawn._rank.group.lost_peer import has_lost_peer, raised_in_collective
-from nbspawn._rank.program.imports import is_library
+from nbspawn._process.imports import is_library
 from nbspawn._rank.report.sampler import COLLECTIVES, is_collective
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from nbspawn._protocol.messages import Sampled
 from nbspawn._rank.group import flight_recorder
 from nbspawn._rank.group.device_wait import DeviceWait
 from nbspawn._rank.program.channel import Channel
-from nbspawn._rank.program.imports import is_library
+from nbspawn._process.imports import is_library
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.program.running_call import UNKNOWN, running, value_of
 from nbspawn._rank.report.stacks import OtherThreads

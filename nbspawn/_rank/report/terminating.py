@@ -18,7 +18,8 @@ from typing import Any
 
 from nbspawn._protocol.frames import Frame, users_frames
 from nbspawn._protocol.messages import Aborting
-from nbspawn._rank.program import stdio, traced
+from nbspawn._process import traced
+from nbspawn._rank.program import stdio
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.report import recorder

@@ -16,8 +16,8 @@ from typing import Any
 
 from nbspawn._payload import pickler
 from nbspawn._protocol.settings import Filter, Packed, Settings
-from nbspawn._rank.notebook import by_value, loggers
-from nbspawn._rank.program.after_import import after_import
+from nbspawn._carried import by_value, loggers
+from nbspawn._process.after_import import after_import
 
 
 def read() -> Settings:

@@ -18,13 +18,13 @@ from types import ModuleType
 from typing import Any
 
 from nbspawn._payload import originals
-from nbspawn._rank.program.after_import import after_import
+from nbspawn._process.after_import import after_import
 
 _MAY_SET = re.compile(r"\.\s*\w+[^=\n]*=[^=]|\bsetattr\s*\(")
 _NEVER = ("sys", "IPython", "ipykernel", "nbspawn")
 """Modules whose attributes are each process's own."""
 _SETTINGS = re.compile(r"torch\.backends\..*:(benchmark|deterministic|allow_tf32|fp32_precision)")
-"""_rank/notebook/settings.py sets these."""
+"""_carried/settings.py sets these."""
 _WITH_PYTHON = ("time", "capture")
 """Cell magics whose cell is code of the notebook."""
 _NOTHING = object()

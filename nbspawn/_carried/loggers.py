@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from nbspawn._protocol.settings import Handler, Logger, Logging, Packed
-from nbspawn._rank.notebook import by_value
+from nbspawn._carried import by_value
 from nbspawn._rank.program import stdio
-from nbspawn._rank.program.after_import import after_import
+from nbspawn._process.after_import import after_import
 
 _OWN = ("traitlets", "IPKernelApp", "ipykernel", "IPython", "comm", "tornado", "asyncio", "concurrent", "nbspawn")
 """The kernel's own loggers, which are not the notebook's."""
