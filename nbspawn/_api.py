@@ -11,11 +11,11 @@ from torch.multiprocessing import ProcessContext
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
-from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.options import LaunchOptions, options_of
 from nbspawn._engine.run.context import LocalContext
 from nbspawn._results import Results
 from nbspawn._session import views
-from nbspawn._session.options import GRACE_PERIOD, CommandOptions
+from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.views import View
 from nbspawn.errors import UsageError
@@ -64,30 +64,6 @@ def spawn(
     log_dir: str | None = ...,
     show_locals: bool = ...,
 ) -> LocalContext: ...
-@overload
-def spawn(
-    fn: Callable[..., T],
-    args: tuple[Any, ...] = ...,
-    nprocs: int | str = ...,
-    join: bool = ...,
-    daemon: bool = ...,
-    start_method: str = ...,
-    *,
-    backend: str | None = ...,
-    env: Mapping[str, str] | None = ...,
-    devices: Sequence[int] | None = ...,
-    threads: int | None = ...,
-    seed: int | None = ...,
-    timeout: float | None = ...,
-    grace_period: float | None = ...,
-    log_dir: str | None = ...,
-    pdb: bool = ...,
-    debugpy: bool = ...,
-    show_locals: bool = ...,
-    view: View | None = ...,
-    on: str = ...,
-    nnodes: int = ...,
-) -> Results[T] | LocalContext: ...
 def spawn(
     fn: Callable[..., Any],
     args: tuple[Any, ...] = (),
@@ -158,40 +134,18 @@ def spawn(
         RunTimeoutError: ``timeout`` seconds have passed; it says where every rank was.
         KeyboardInterrupt: the user has stopped the run.
     """
-    if not join:
-        _refuse_what_needs_a_supervisor(
-            timeout=timeout,
-            grace_period=grace_period,
-            view=view,
-            pdb=pdb or None,
-            debugpy=debugpy or None,
-            on=None if on == "local" else on,
-        )
-    launch = LaunchOptions(
-        nprocs=nprocs,
-        start_method=start_method,
-        backend=backend,
-        env=env or {},
-        devices=devices,
-        threads=threads,
-        seed=seed,
-        log_dir=log_dir,
-        long_group_timeout=pdb,
-        debugpy=debugpy,
-        daemon=daemon,
-        on=on,
-        nnodes=nnodes,
-    )
-    command = CommandOptions(
-        timeout=timeout,
-        grace_period=GRACE_PERIOD if grace_period is None else grace_period,
-        view=view,
-        pdb=pdb,
-        show_locals=show_locals,
-    )
+    launch, command = options_of(LaunchOptions, locals()), options_of(CommandOptions, locals())
     job = FunctionJob(fn, args, names=views.cell_names())
     if join:
         return Pool(launch, command).run(job)
+    _refuse_what_needs_a_supervisor(
+        timeout=timeout,
+        grace_period=grace_period,
+        view=view,
+        pdb=pdb or None,
+        debugpy=debugpy or None,
+        on=None if on == "local" else on,
+    )
     return _served(_started(job, resolve(launch), show_locals))
 
 

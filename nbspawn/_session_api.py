@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from nbspawn._engine.jobs import CellJob, FunctionJob, Job
-from nbspawn._engine.options import LaunchOptions
+from nbspawn._engine.options import LaunchOptions, options_of
 from nbspawn._payload.names import check
 from nbspawn._protocol.messages import RunCell
-from nbspawn._rank.notebook import namespace
+from nbspawn._rank import jobs
 from nbspawn._results import Results
 from nbspawn._session import comparison, views
 from nbspawn._session.background import BackgroundRun
@@ -156,7 +156,7 @@ class RankSubset:
             StartError: the ranks could not be started, or have ended.
             UsageError: the ranks are busy.
         """
-        self._quietly(namespace.bind, {**(variables or {}), **more})
+        self._quietly(jobs.bind, {**(variables or {}), **more})
 
     def pull(self, name: str) -> Results[Any]:
         """Fetch a variable of each of these ranks.
@@ -172,7 +172,7 @@ class RankSubset:
             StartError: the ranks could not be started, or have ended.
             UsageError: the ranks are busy.
         """
-        return self._quietly(namespace.variable, name)
+        return self._quietly(jobs.variable, name)
 
     def diff(self, expression: str, *, rtol: float = 0.0, atol: float = 0.0) -> Difference:
         """Compare the value of an expression over these ranks: a tensor, a state dict, a module, an optimizer, anything
@@ -264,27 +264,8 @@ class Session(RankSubset):
         on: str = "local",
         nnodes: int = 1,
     ) -> None:
-        launch = LaunchOptions(
-            nprocs=nprocs,
-            start_method=start_method,
-            backend=backend,
-            env=env or {},
-            devices=devices,
-            threads=threads,
-            seed=seed,
-            log_dir=log_dir,
-            keep=True,
-            autoreload=autoreload,
-            idle_timeout=idle_timeout,
-            long_group_timeout=pdb,
-            debugpy=debugpy,
-            on=on,
-            nnodes=nnodes,
-        )
-        command = CommandOptions(
-            timeout=timeout, grace_period=grace_period, view=view, pdb=pdb, show_locals=show_locals
-        )
-        pool = Pool(launch, command)
+        given = locals()
+        pool = Pool(options_of(LaunchOptions, {**given, "keep": True}), options_of(CommandOptions, given))
         super().__init__(pool, range(pool.nprocs))
 
     def start(self) -> Session:

@@ -30,7 +30,7 @@ def dns_is_slow(address: str) -> bool:
     for it again: by its IPv6 form, which /etc/hosts does not have.
 
     Another process asks. The C library reads RES_OPTIONS with a process's first question, and keeps what it has read:
-    tcp_store (_rank/group/stores.py) could not have it ask nobody any more.
+    tcp_store (_process/tcp_store.py) could not have it ask nobody any more.
     """
     question = f"import socket; socket.getnameinfo(('::ffff:{address}', 0, 0, 0), socket.NI_NAMEREQD)"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", question], stderr=subprocess.DEVNULL) as asking:

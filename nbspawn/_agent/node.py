@@ -25,6 +25,7 @@ from nbspawn._engine.launch import start
 from nbspawn._engine.run.context import LocalContext
 from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
+from nbspawn._process.tcp_store import tcp_store
 from nbspawn._protocol import connection
 from nbspawn._protocol.agents import (
     CALLS,
@@ -43,7 +44,6 @@ from nbspawn._protocol.agents import (
 from nbspawn._protocol.messages import UNHURRIED, Event, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._protocol.wire import pickled
-from nbspawn._rank.group.stores import tcp_store
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._protocol.settings import Handler, Logger, Logging, Packed
 from nbspawn._carried import by_value
-from nbspawn._rank.program import stdio
+from nbspawn._process import streams
 from nbspawn._process.after_import import after_import
+from nbspawn._protocol.settings import Handler, Logger, Logging, Packed
 
 _OWN = ("traitlets", "IPKernelApp", "ipykernel", "IPython", "comm", "tornado", "asyncio", "concurrent", "nbspawn")
 """The kernel's own loggers, which are not the notebook's."""
@@ -122,14 +122,7 @@ def _is_the_notebooks(kind: type) -> bool:
 def _stream(handler: logging.Handler) -> str:
     """'stdout' or 'stderr' if that is where it writes, else ''. rich's handler has a console in place of a stream."""
     console = getattr(handler, "console", None)
-    stream = getattr(console, "file", None) if console is not None else getattr(handler, "stream", None)
-    for name in ("stdout", "stderr"):
-        own = f"__{name}__"
-        if stream is not None and any(
-            stream is its for its in (getattr(sys, name), getattr(sys, own), *map(stdio.inherited.get, (name, own)))
-        ):
-            return name
-    return ""
+    return streams.name_of(getattr(console, "file", None) if console is not None else getattr(handler, "stream", None))
 
 
 def _packed(obj: object) -> Packed:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbspawn._payload import pickler
-from nbspawn._protocol.settings import Filter, Packed, Settings
 from nbspawn._carried import by_value, loggers
+from nbspawn._payload import pickler
 from nbspawn._process.after_import import after_import
+from nbspawn._protocol.settings import Filter, Packed, Settings
 
 
 def read() -> Settings:

@@ -22,6 +22,7 @@ import torch.multiprocessing
 
 from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Unavailable
+from nbspawn._carried import replaced, settings
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.kernel import inherited
 from nbspawn._engine.kernel.directories import run_directories
@@ -35,6 +36,7 @@ from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.limits import check_descriptors
 from nbspawn._engine.start.start_method import Start
 from nbspawn._payload import packing
+from nbspawn._process import open_files, pools, traced
 from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import MARK, Launch, RunFiles
 from nbspawn._protocol.messages import RunCell, RunFunction
@@ -42,9 +44,6 @@ from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
 from nbspawn._rank.main import main
-from nbspawn._carried import replaced, settings
-from nbspawn._process import pools, traced
-from nbspawn._rank.program import ending
 from nbspawn.errors import StartError, UsageError, interrupted
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -214,7 +213,7 @@ def _launch(
         backend=options.backend,
         accelerator=options.accelerator,
         keep=options.keep,
-        long_group_timeout=options.long_group_timeout or options.debugpy or options.keep,
+        long_group_timeout=options.pdb or options.debugpy or options.keep,
         debugpy=options.debugpy,
         settings=notebook,
         process=process_state.read() if how.method == "forkserver" and place.master is None else None,
@@ -242,7 +241,7 @@ def _starting(files: RunFiles, how: Start) -> Iterator[None]:
         pools.find()
         for stream in (sys.stdout, sys.stderr):  # what is buffered here would be printed again by every rank
             stream.flush()
-        for file in ending.open_files(vars(sys.modules["__main__"])):  # and what is buffered for these, written again
+        for file in open_files.named_in(vars(sys.modules["__main__"])):  # and what is buffered for these, written again
             with suppress(OSError):  # which the user hears of when they write it out themselves
                 file.flush()
     # A rank inherits the mask, and lifts it when it has its own handler (_rank/program/process.py): until then an

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from nbspawn._engine.base import Starter
 from nbspawn.errors import UsageError
@@ -12,6 +13,16 @@ MAX_RANKS = 512  # on one machine
 MAX_THREADS = 4096
 LARGEST_SEED = 2**32 - 1
 """The largest that numpy's generator accepts."""
+
+
+T = TypeVar("T")
+
+
+def options_of(kind: type[T], values: Mapping[str, Any]) -> T:
+    """``LaunchOptions`` or ``CommandOptions`` from those of the ``values`` that have the name of an option; None stands
+    for its default. So an option has one name: here, as a keyword, and for argparse."""
+    names = {option.name for option in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names and value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +57,9 @@ class LaunchOptions:
     """Before each command kept ranks load the modules again that were edited on disk."""
     idle_timeout: float | None = None
     """Seconds without a command after which kept ranks are ended; None: never."""
-    long_group_timeout: bool = False
-    """Give the process group of ``backend`` a timeout of a day: a rank may be in the debugger for long."""
+    pdb: bool = False
+    """A rank that raises stops in the debugger, maybe for long: the process group of ``backend`` gets a timeout of a
+    day."""
     debugpy: bool = False
     """Each rank listens for a debugger (VS Code's) on a loopback port of its own."""
     on: str | Starter | None = None
@@ -73,9 +85,9 @@ class LaunchOptions:
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
             raise UsageError(f"seed must be between 0 and {LARGEST_SEED}, got {self.seed!r:.60}")
         if self.autoreload and not self.keep:
-            raise UsageError("autoreload is for kept ranks: others import every module anew")
+            raise UsageError("autoreload is for kept ranks (--keep): others import every module anew")
         if self.idle_timeout is not None and not self.keep:
-            raise UsageError("idle_timeout is for kept ranks: leave it out, or keep the ranks")
+            raise UsageError("idle_timeout is for kept ranks (--keep): others end with the cell")
         if self.idle_timeout is not None and not self.idle_timeout > 0:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")
 

@@ -161,7 +161,12 @@ def _add_common(add: Callable[..., Any]) -> None:
 def _add_seen(add: Callable[..., Any]) -> None:
     add("--background", action="store_true", help="return a handle at once; the run continues while later cells run")
     add("--pdb", action="store_true", help="open the debugger in a rank that raises, at the line that raised")
-    add("--locals", action="store_true", help="show the variables of the frame that raised, in the error")
+    add(
+        "--locals",
+        dest="show_locals",
+        action="store_true",
+        help="show the variables of the frame that raised, in the error",
+    )
     add("--view", choices=VIEWS, default="auto", help="how to show it (default auto: html with buttons in notebooks)")
     add("--profile", action="store_true", help="unfold the profile: time by line and by rank")
     add(
@@ -237,28 +242,13 @@ def parse(line: str, parser: Parser = PARSER) -> Any:
 
 def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
     """How to start the ranks, from the ``%%spawn`` line; ``call_pdb`` is IPython's ``%pdb on``. Raises UsageError."""
-    from nbspawn._engine.options import LaunchOptions  # imports torch
+    from nbspawn._engine.options import LaunchOptions, options_of  # imports torch
 
-    return LaunchOptions(
-        nprocs=_nprocs(given),
-        on=given.on,
-        nnodes=given.nnodes or 1,
-        start_method=given.start_method,
-        backend=given.backend,
-        env=dict(given.env),
-        devices=given.devices,
-        threads=given.threads,
-        seed=given.seed,
-        log_dir=given.log_dir,
-        keep=given.keep,
-        autoreload=given.autoreload,
-        idle_timeout=given.idle_timeout,
-        long_group_timeout=given.pdb or call_pdb,
-        debugpy=given.debugpy,
-    )
+    changed = {"nprocs": _nprocs(given), "env": dict(given.env), "pdb": given.pdb or call_pdb}
+    return options_of(LaunchOptions, {**vars(given), **changed})
 
 
-def _nprocs(given: Any) -> int | str:
+def _nprocs(given: Any) -> int | str | None:
     nprocs: int | str | None = given.nprocs
     if given.nproc_per_node:
         total = given.nproc_per_node * (given.nnodes or 1)
@@ -268,25 +258,18 @@ def _nprocs(given: Any) -> int | str:
                 "leave one of them out"
             )
         return total
-    return "auto" if nprocs is None else nprocs
+    return nprocs
 
 
 def command_options(
     given: Any, call_pdb: bool, view: View | None, banner: str, explain: Callable[[BaseException], None]
 ) -> CommandOptions:
     """How to run the cell, from the ``%%spawn`` or ``%%ranks`` line. Raises UsageError."""
-    from nbspawn._session.options import GRACE_PERIOD, CommandOptions  # imports torch
+    from nbspawn._engine.options import options_of  # imports torch
+    from nbspawn._session.options import CommandOptions
 
-    return CommandOptions(
-        timeout=given.timeout,
-        grace_period=GRACE_PERIOD if given.grace_period is None else given.grace_period,
-        view=view,
-        pdb=given.pdb or call_pdb,
-        show_locals=given.locals,
-        timings=given.timings,
-        banner=banner,
-        explain=explain,
-    )
+    changed = {"view": view, "pdb": given.pdb or call_pdb, "banner": banner, "explain": explain}
+    return options_of(CommandOptions, {**vars(given), **changed})
 
 
 def split(line: str, parser: Parser) -> list[str]:

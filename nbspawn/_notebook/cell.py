@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.alias import default_aliases
 
+from nbspawn._carried import magics
 from nbspawn._engine.jobs import CellJob
 from nbspawn._notebook import front_end, hints
 from nbspawn._payload import annotated, mentioned
 from nbspawn._payload.names import FUTURES, Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
-from nbspawn._carried import magics
 from nbspawn._rank.shell import displays
 from nbspawn._render.lines import strip_ansi
 from nbspawn.errors import RankExitedError, RankRaisedError, RankTraceback, SpawnError

@@ -9,13 +9,13 @@ import types
 from contextlib import suppress
 from typing import Any
 
+from nbspawn._carried import replaced
 from nbspawn._engine.start import forkserver
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._payload.names import FUTURES
-from nbspawn._protocol.edits import Reload
-from nbspawn._carried import replaced
 from nbspawn._process import imports, traced
+from nbspawn._protocol.edits import Reload
 from nbspawn._session import views
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbspawn._protocol.garbage import uncollected
-from nbspawn._rank.report import memory
+from nbspawn._process import reached
 from nbspawn._process.tensors import Holding
+from nbspawn._protocol.garbage import uncollected
 from nbspawn._render.text import size
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def advice(variables: dict[str, Any], pool: Pool, sessions: Mapping[str, Pool], 
     with suppress(Exception), uncollected():
         same_numbers = not any("VISIBLE_DEVICES" in name for name in options.env)
         if same_numbers and torch.cuda.is_initialized():
-            found = memory.walked(variables).holdings.values()
+            found = reached.by(variables).holdings.values()
             yield from (_of_kernel(gpu, found, variables, torch) for gpu in gpus if torch.cuda.memory_reserved(gpu))
         for name, other in list(sessions.items()):
             held = sum(max(0, device) for _, device, _ in other.memory()) if other.alive and other is not pool else 0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbspawn._payload.names import names_bound
 from nbspawn._carried import magics
+from nbspawn._payload.names import names_bound
 from nbspawn._render.lines import strip_ansi
 from nbspawn._state.wording import listed
 from nbspawn.errors import RankExitedError, RankRaisedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -13,9 +14,10 @@ from typing import Any
 import ipywidgets  # type: ignore[import-untyped]
 import traitlets
 
+from nbspawn._api import spawn
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob
-from nbspawn._engine.options import MAX_RANKS, LaunchOptions
+from nbspawn._engine.options import MAX_RANKS, LaunchOptions, options_of
 from nbspawn._engine.start.start_method import METHODS
 from nbspawn._notebook import background, parameters
 from nbspawn._notebook.buttons import Buttons
@@ -36,8 +38,8 @@ from nbspawn.errors import UsageError
 
 _NO_BACKEND = "none"
 _BACKENDS = (_NO_BACKEND, "gloo", "nccl", "xla", "tpu_dist", "auto")
-_LAUNCH = frozenset({"env", "devices", "threads", "seed", "log_dir", "debugpy", "on", "nnodes"})
-_COMMAND = frozenset({"timeout", "grace_period", "pdb", "show_locals"})
+_NOT_OPTIONS = {"fn", "args", "nprocs", "join", "daemon", "start_method", "backend", "view"}
+"""Of ``spawn``'s arguments: these are the widget's own."""
 
 
 class Interact(ipywidgets.VBox):
@@ -66,9 +68,9 @@ class Interact(ipywidgets.VBox):
     ) -> None:
         if not callable(fn):
             raise UsageError(f"interact() takes a function, got {fn!r:.60}")
-        if unknown := options.keys() - _LAUNCH - _COMMAND:
-            known = ", ".join(sorted(_LAUNCH | _COMMAND))
-            raise UsageError(f"interact() has no option {min(unknown)!r}: the options are {known}")
+        known = inspect.signature(spawn).parameters.keys() - _NOT_OPTIONS
+        if unknown := options.keys() - known:
+            raise UsageError(f"interact() has no option {min(unknown)!r}: the options are {', '.join(sorted(known))}")
         self._function = Redefined(fn)
         self._options = dict(options)
         self._given = dict(arguments)
@@ -125,15 +127,16 @@ class Interact(ipywidgets.VBox):
         self._title = f"{self._function.name}({', '.join(f'{name}={value!r:.60}' for name, value in values.items())})"
         self._slots.clear()
         self.result = self.error = None
-        command = CommandOptions(**{name: value for name, value in self._options.items() if name in _COMMAND})
-        pool = Pool(self._launch_options(), command)
+        pool = Pool(self._launch_options(), options_of(CommandOptions, self._options))
         self._controls.begin(pool.nprocs)
         view = background.notebook_view(self._slots.publish, "html", False, self._controls, prompter=self._questions)
         self._view = view
         self._questions.attachment = view.attachment
         self._set_running(True)
         try:
-            self._handle = pool.run_in_background(FunctionJob(fn, (), values, views.cell_names()), command, view)
+            self._handle = pool.run_in_background(
+                FunctionJob(fn, (), values, views.cell_names()), pool.command_options, view
+            )
         except BaseException:
             self._set_running(False)
             raise
@@ -199,13 +202,12 @@ class Interact(ipywidgets.VBox):
         self._controls.buttons.set_stopping(False)
 
     def _launch_options(self) -> LaunchOptions:
-        return LaunchOptions(
-            nprocs=_number_or_word(self._ranks.value),
-            start_method=self._method.value,
-            backend=None if self._backend.value == _NO_BACKEND else self._backend.value,
-            long_group_timeout=bool(self._options.get("pdb")),
-            **{name: value for name, value in self._options.items() if name in _LAUNCH},
-        )
+        chosen = {
+            "nprocs": _number_or_word(self._ranks.value),
+            "start_method": self._method.value,
+            "backend": None if self._backend.value == _NO_BACKEND else self._backend.value,
+        }
+        return options_of(LaunchOptions, {**self._options, **chosen})
 
     def _rebuild(self) -> None:
         """The function has other parameters: keep the widgets of those that it had."""

@@ -14,8 +14,8 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from nbspawn._engine.kernel import interrupt_flag
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.auto import AutoMode
-from nbspawn._protocol import process_state
 from nbspawn._process import traced
+from nbspawn._protocol import process_state
 
 if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob
@@ -72,10 +72,6 @@ class SpawnMagics(Magics):
         _refuse_empty(cell, "%%spawn")
         if given.name and not (given.keep or given.background):
             raise UsageError("--name needs --keep or --background: other ranks end with the cell")
-        if given.idle_timeout is not None and not given.keep:
-            raise UsageError("--idle-timeout needs --keep: other ranks end with the cell")
-        if given.autoreload and not given.keep:
-            raise UsageError("--autoreload needs --keep: other ranks import every module anew")
         name = ranks.name_for(self.sessions, given)
         pool = Pool(arguments.launch_options(given, self.shell.call_pdb))
         _refuse_absent(given, pool)

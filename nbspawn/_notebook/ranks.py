@@ -15,7 +15,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
-from nbspawn._rank.notebook import namespace
+from nbspawn._rank import jobs
 from nbspawn._render import collectives, kept, memory, variables
 from nbspawn._render.kept import KeptRank
 from nbspawn._render.report import Report
@@ -130,7 +130,7 @@ class _Request:
 
 def pulled(pool: Pool, ranks: Sequence[int], name: str) -> Results[Any]:
     """A variable of each of these ranks. Raises RankRaisedError (a NameError) if a rank does not have it."""
-    return pool.run(FunctionJob(namespace.variable, (name,)), CommandOptions(view=views.StreamView()), ranks)
+    return pool.run(FunctionJob(jobs.variable, (name,)), CommandOptions(view=views.StreamView()), ranks)
 
 
 def _list(request: _Request) -> None:

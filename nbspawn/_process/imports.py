@@ -1,4 +1,5 @@
-"""Which installed modules this process has imported: the fork server should preload them for the next ranks."""
+"""What this process has imported: installed modules, which the fork server should preload for the next ranks, and the
+user's own, which may be edited."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Iterator
 
+from nbspawn._protocol.edits import Version, versions
 from nbspawn._protocol.frames import PACKAGE
 
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -55,6 +58,21 @@ def is_installed(package: str) -> bool:
     except (ImportError, ValueError):  # a name with odd characters
         return False
     return spec is not None and (spec.origin or "").startswith(_places())
+
+
+def source_modules() -> Iterator[tuple[types.ModuleType, str]]:
+    """The modules of this process that can be loaded again, and their files."""
+    for name, module in list(sys.modules.items()):
+        # Not isinstance and getattr, by which a lazy module would begin its import.
+        attributes = vars(module) if issubclass(type(module), types.ModuleType) else {}
+        path, spec = attributes.get("__file__"), attributes.get("__spec__")
+        if name != "__main__" and isinstance(path, str) and hasattr(getattr(spec, "loader", None), "source_to_code"):
+            yield module, path
+
+
+def own_files() -> dict[str, Version]:
+    """The files of the user's that this process has imported, as they are now."""
+    return versions(path for _, path in source_modules() if is_own(path))
 
 
 class NewImports:

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
+from nbspawn._carried import program_arguments, settings
+from nbspawn._process import imports, pools, traced
 from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import (
@@ -29,9 +31,7 @@ from nbspawn._protocol.messages import (
 from nbspawn._rank.debug import debugger, listener, prompts
 from nbspawn._rank.edit import edits
 from nbspawn._rank.group import device, environment, regrouped, seeds, stuck
-from nbspawn._carried import program_arguments, settings
 from nbspawn._rank.notebook import libraries, namespace
-from nbspawn._process import imports, pools, traced
 from nbspawn._rank.program import children, ending, process, stdio
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo

@@ -27,15 +27,15 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from nbspawn._carried import magics
 from nbspawn._payload.names import names_used
+from nbspawn._process.imports import is_library
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Raised, RunCell
 from nbspawn._rank.debug import debugger, pdb_methods
 from nbspawn._rank.group import device
-from nbspawn._carried import magics
-from nbspawn._rank.notebook import front_ends, hosts, namespace
+from nbspawn._rank.notebook import front_ends, namespace
 from nbspawn._rank.program import process, stdio
 from nbspawn._rank.program.channel import Channel
-from nbspawn._process.imports import is_library
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.program.json_data import json_ready
 from nbspawn._rank.report import outcome
@@ -401,7 +401,7 @@ def _become_rank_shell(shell: InteractiveShell) -> None:
     """Under fork: what the notebook has set up in its shell stays, what its class has for a front end goes."""
     if hasattr(shell, "kernel"):
         front_ends.leave_kernel(shell.kernel)
-    hosts.plain_errors(shell)
+    front_ends.plain_errors(shell)
     if (magics := shell.magics_manager.registry.get("AutoreloadMagics")) is not None:
         magics._reloader.enabled = False  # each rank would look at the files by itself (_rank/edit/edits.py)
     shell.__class__ = RankShell

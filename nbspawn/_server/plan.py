@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbspawn._protocol.preload import Plan, Report
 from nbspawn._process import imports
+from nbspawn._protocol.preload import Plan, Report
 from nbspawn._server import trial
 
 

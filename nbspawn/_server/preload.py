@@ -92,11 +92,11 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
         import torch.distributed
         import torch.multiprocessing  # noqa: F401
 
-        import nbspawn._rank.group.environment
-        import nbspawn._rank.main
         import nbspawn._carried.loggers
         import nbspawn._process.imports
         import nbspawn._process.pools
+        import nbspawn._rank.group.environment
+        import nbspawn._rank.main
 
         if stage.shell:
             import nbspawn._server.preload_shell

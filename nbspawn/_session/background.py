@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
-from nbspawn._protocol.messages import InputReply
 from nbspawn._process import traced
+from nbspawn._protocol.messages import InputReply
 from nbspawn._render import text
 from nbspawn._results import Results
 from nbspawn._session import views

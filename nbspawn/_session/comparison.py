@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._protocol.entries import CHUNK, DIGEST
 from nbspawn._protocol.messages import Compared
-from nbspawn._rank.compare import compared
+from nbspawn._rank import jobs
 from nbspawn._render import agreement as rendered
 from nbspawn._results import answers
 from nbspawn._session import elements, views
@@ -127,7 +127,7 @@ def of_idle(pool: Pool, ranks: Sequence[int], expression: str, tolerance: Tolera
     talk = conversation(expression, tuple(ranks), pool.nprocs, tolerance)
 
     def asked(question: Question) -> Mapping[int, Any]:
-        job = FunctionJob(compared.of_idle, (question.name, *question.arguments))
+        job = FunctionJob(jobs.compare, (question.name, *question.arguments))
         return answers(pool.run(job, CommandOptions(view=views.StreamView()), question.ranks), Compared)
 
     try:

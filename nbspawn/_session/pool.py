@@ -17,15 +17,15 @@ from dataclasses import replace
 from typing import Any
 
 from nbspawn._accelerators.accelerator import Load
+from nbspawn._carried import program_arguments
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._engine.kernel import inherited
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._protocol.edits import Reload
-from nbspawn._carried import program_arguments
-from nbspawn._rank.notebook import namespace
 from nbspawn._process import traced
+from nbspawn._protocol.edits import Reload
+from nbspawn._rank import jobs
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
@@ -183,7 +183,7 @@ class Pool:
     def start(self) -> None:
         """Start the ranks, unless they are alive."""
         if self._ranks is None:
-            self.run(FunctionJob(namespace.nothing), CommandOptions(view=views.StreamView()))
+            self.run(FunctionJob(jobs.nothing), CommandOptions(view=views.StreamView()))
 
     @property
     def supervisor(self) -> Supervisor | None:
@@ -247,7 +247,7 @@ class Pool:
         if self.ended:
             raise StartError(f"the ranks have ended ({self.ended}); restart() starts them again, without variables")
         if self._ranks is None and len(selected) < self.nprocs:
-            nothing = FunctionJob(namespace.nothing)
+            nothing = FunctionJob(jobs.nothing)
             self._finish(self._begin(nothing, CommandOptions(view=views.StreamView()), None, interrupts))
         started = time.monotonic()
         self._commands += 1

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from nbspawn._accelerators import kinds
+from nbspawn._carried import replaced, settings
 from nbspawn._engine import devices
 from nbspawn._engine.base import Engine
 from nbspawn._engine.cluster.agents import connected
@@ -23,7 +24,6 @@ from nbspawn._engine.start.fork_safety import foreign_threads
 from nbspawn._engine.start.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
-from nbspawn._carried import replaced, settings
 from nbspawn._state.run import Run
 from nbspawn.errors import PayloadError, StartError, interrupted
 

@@ -324,6 +324,6 @@ def test_auto_mode_and_the_background(kernel: Kernel, module: Module, method: st
 def test_usage(kernel: Kernel, method: str) -> None:
     reply = kernel.execute("%%spawn 2 --autoreload\n1")
     assert reply.ename == "UsageError"
-    assert "--autoreload needs --keep: other ranks import every module anew" in reply.traceback
+    assert "autoreload is for kept ranks (--keep): others import every module anew" in reply.traceback
     for magic in ("%%spawn 4 --keep", "%%ranks"):
         assert kernel.complete(f"{magic} --autor") == ["--autoreload"]

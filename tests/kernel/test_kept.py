@@ -333,7 +333,7 @@ def test_several_sessions(kept: Kernel, method: str) -> None:
     ("cell", "says"),
     [
         ("%%spawn 2 --name x\n1", "--name needs --keep or --background: other ranks end with the cell"),
-        ("%%spawn 2 --idle-timeout 5\n1", "--idle-timeout needs --keep: other ranks end with the cell"),
+        ("%%spawn 2 --idle-timeout 5\n1", "idle_timeout is for kept ranks (--keep): others end with the cell"),
         (
             "%%spawn 2 --name y --keep --idle-timeout -1\n1",
             "idle_timeout must be a positive number of seconds, got -1.0",

@@ -22,8 +22,8 @@ from leftovers import State, assert_nothing_beyond, gone, until
 
 import nbspawn
 from nbspawn._engine.start import forkserver, learned
-from nbspawn._protocol.preload import Report
 from nbspawn._process import imports
+from nbspawn._protocol.preload import Report
 
 # ---------------------------------------------------------------- the trial
 

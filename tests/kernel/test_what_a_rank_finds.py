@@ -17,8 +17,8 @@ from kernels import ExecutedKernel, Kernel, Reply, ok, plain, wait_gone
 from methods import EVERY_METHOD
 
 import nbspawn
-from nbspawn._engine.start import fork_safety, reachable
 from nbspawn._carried import loggers, settings
+from nbspawn._engine.start import fork_safety, reachable
 
 NOTEBOOK = """
 import logging, os, random, sys, threading, warnings

@@ -16,10 +16,10 @@ import pytest
 
 from nbspawn._engine.run import edits as engine
 from nbspawn._engine.run.edits import Edits
+from nbspawn._process.imports import is_own
 from nbspawn._protocol.edits import Reload, Version, versions
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank.edit.edits import OwnModules
-from nbspawn._process.imports import is_own
 
 LONG_AGO = 1_000_000_000
 

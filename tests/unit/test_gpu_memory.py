@@ -10,8 +10,8 @@ import torch
 
 from nbspawn._accelerators.accelerator import Load
 from nbspawn._notebook import gpu_memory
-from nbspawn._rank.report import memory
 from nbspawn._process.tensors import Holding
+from nbspawn._rank.report import memory
 
 FULL = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU {} has a total capacity of 15.00 GiB of"
 GB = 10**9

@@ -15,7 +15,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "nbspawn"
 LAYERS: tuple[set[str], ...] = (
     {"_protocol", "_accelerators", "_version"},
+    {"_process"},
     {"_payload", "_state"},
+    {"_carried"},
     {"_rank", "_render"},
     {"errors", "_results"},
     {"_server"},
@@ -28,6 +30,11 @@ LAYERS: tuple[set[str], ...] = (
 )
 APART = ({"_payload", "_state"}, {"_rank", "_render"})
 """Of one layer, and yet they do not know each other."""
+OF_KERNEL = {"_notebook", "_session", "_engine", "_agent", "_api", "_session_api", "_check"}
+"""What runs in the kernel, or in an agent in its place."""
+TO_RANKS = {"_rank.main.main", "_rank.jobs", "_rank.shell.displays"}
+"""What that has to do with the ranks' own code: it names what torch is to start, and what ranks are to run; and before
+a fork it makes what ranks inherit."""
 ENTRANCES = {"__init__", "__main__"}  # these may import anything, lazily
 WITH_IPYTHON = ("_rank/shell.py", "_server/preload_shell.py", "_rank/edit/autoreload.py", "_notebook/", "__main__.py")
 
@@ -112,6 +119,12 @@ def test_imports_go_down(file: Path) -> None:
         assert layer(other) <= layer(mine), f"{name} lies above"
         for packages in APART:
             assert mine == other or not {mine, other} <= packages, f"{name}: {mine} and {other} do not know each other"
+
+
+def test_the_kernel_runs_nothing_of_ranks() -> None:
+    used = {name for file in FILES if unit_of(file) in OF_KERNEL for name in imported(file, types=True)}
+    found = {name.removeprefix("nbspawn.") for name in used if name.startswith(("nbspawn._rank", "nbspawn._server"))}
+    assert found == TO_RANKS
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nbspawn._engine.kernel import guardian, inherited
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
-from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
 from nbspawn._process import traced
+from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
 
 _log = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ from nbspawn._engine.run.resources import Resources
 from nbspawn._engine.run.signal_sender import SignalSender
 from nbspawn._engine.run.stacks import Stacks
 from nbspawn._engine.start import forkserver
+from nbspawn._process.imports import own_files
 from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
@@ -49,7 +50,6 @@ from nbspawn._protocol.messages import (
     Started,
 )
 from nbspawn._protocol.signals import BREAK
-from nbspawn._rank.edit.edits import own_files
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._rank.group.stores import tcp_store
+from nbspawn._process.tcp_store import tcp_store
 
 _HOST = "127.0.0.1"  # an address: the host's own name need not resolve
 

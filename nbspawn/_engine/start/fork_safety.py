@@ -20,9 +20,9 @@ from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._engine.start.reachable import findings
+from nbspawn._process import traced
 from nbspawn._protocol.frames import described, users_frames, written_frames
 from nbspawn._protocol.signals import STACK
-from nbspawn._process import traced
 
 _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never does
 

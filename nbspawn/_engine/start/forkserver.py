@@ -22,8 +22,8 @@ from nbspawn._engine.kernel.directories import OwnedDirectory
 from nbspawn._engine.kernel.guardian import stopped
 from nbspawn._engine.start.importer import Importer, Server
 from nbspawn._engine.start.learned import Learned, changed_at, is_for
-from nbspawn._protocol.preload import Plan, Report
 from nbspawn._process import traced
+from nbspawn._protocol.preload import Plan, Report
 
 _log = logging.getLogger(__name__)
 

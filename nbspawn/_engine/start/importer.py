@@ -13,8 +13,8 @@ from multiprocessing import forkserver, resource_tracker, spawn, util
 from nbspawn._engine.kernel import inherited
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
 from nbspawn._engine.start.multiprocessing_adapter import in_own_group
-from nbspawn._protocol.preload import Plan, Report
 from nbspawn._process import traced
+from nbspawn._protocol.preload import Plan, Report
 
 _CODE = (
     "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._server.preload import main; main({}, {})"

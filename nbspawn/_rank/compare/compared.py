@@ -10,11 +10,9 @@ import linecache
 from collections.abc import Sequence
 from typing import Any
 
-from nbspawn._protocol import plain
 from nbspawn._protocol.entries import Report
 from nbspawn._protocol.messages import Compared
 from nbspawn._protocol.plain import Buffer
-from nbspawn._rank.notebook import namespace
 
 _FILE = "<diff>"
 
@@ -22,11 +20,6 @@ _value: list[Any] = []
 """What is being compared, until it is forgotten or the next one is."""
 _data: dict[str, Any] = {}
 """Its entries' data, by path."""
-
-
-def of_idle(rank: int, question: str, *arguments: Any) -> Any:
-    """The answer of a kept rank that runs nothing else, taken apart: the expression is of its own variables."""
-    return plain.apart(Compared, answer(question, arguments, namespace.of_rank()))
 
 
 def answer(question: str, arguments: Sequence[Any], variables: dict[str, Any]) -> Compared:

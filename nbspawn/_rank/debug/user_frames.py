@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
+from nbspawn._process.imports import is_library
 from nbspawn._protocol.frames import PACKAGE, RANK_MAIN
 from nbspawn._protocol.messages import RunCell
-from nbspawn._process.imports import is_library
 from nbspawn._rank.program.info import RankInfo
 
 _RANK = os.path.join(PACKAGE, "_rank", "")

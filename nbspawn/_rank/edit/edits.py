@@ -9,12 +9,11 @@ from __future__ import annotations
 import linecache
 import sys
 import types
-from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
+from nbspawn._process.imports import is_own, source_modules
 from nbspawn._protocol.edits import Reload, Version, versions
-from nbspawn._process.imports import is_own
 
 NOT_RUN = "The rank ran nothing: an edited module could not be loaded again. The next cell tries it once more."
 
@@ -48,7 +47,7 @@ class OwnModules:
         edited = {path: version for path, version in reload.versions.items() if self._loaded.get(path) != version}
         if not edited:
             return None
-        found = [(module, path) for module, path in modules() if path in edited]
+        found = [(module, path) for module, path in source_modules() if path in edited]
         imported = {path for _, path in found}
         self._loaded.update({path: version for path, version in edited.items() if path not in imported})
         left = [(module, path) for module, path in found if reload.applies_to(module.__name__)]
@@ -66,21 +65,6 @@ class OwnModules:
                 return first
             left = failed  # one may need a new name of another that has been loaded by now
         return None
-
-
-def modules() -> Iterator[tuple[types.ModuleType, str]]:
-    """The modules of this process that can be loaded again, and their files."""
-    for name, module in list(sys.modules.items()):
-        # Not isinstance and getattr, by which a lazy module would begin its import.
-        attributes = vars(module) if issubclass(type(module), types.ModuleType) else {}
-        path, spec = attributes.get("__file__"), attributes.get("__spec__")
-        if name != "__main__" and isinstance(path, str) and hasattr(getattr(spec, "loader", None), "source_to_code"):
-            yield module, path
-
-
-def own_files() -> dict[str, Version]:
-    """The files of the user's that this process has imported, as they are now."""
-    return versions(path for _, path in modules() if is_own(path))
 
 
 _MADE_BY_IMPORT = ("__file__", "__cached__", "__package__", "__path__", "__spec__")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Accelerator
-from nbspawn._rank.program import native
 from nbspawn._process.after_import import after_import
+from nbspawn._rank.program import native
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 

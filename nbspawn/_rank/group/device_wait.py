@@ -13,9 +13,9 @@ import sys
 from types import FrameType
 
 from nbspawn._accelerators import kinds
+from nbspawn._process.imports import is_library
 from nbspawn._rank.group import device_groups, flight_recorder
 from nbspawn._rank.program import native
-from nbspawn._process.imports import is_library
 from nbspawn._rank.program.running_call import running, value_of
 
 _STANDS = 1.0  # seconds in the same call, before the recorder is asked

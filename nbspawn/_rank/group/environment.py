@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from nbspawn._accelerators import kinds
+from nbspawn._process.after_import import after_import
 from nbspawn._rank.group import stores
 from nbspawn._rank.program import native
-from nbspawn._process.after_import import after_import
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 

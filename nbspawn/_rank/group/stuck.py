@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
+from nbspawn._process import traced
 from nbspawn._protocol import gauges
 from nbspawn._rank.group import device_groups, stores
-from nbspawn._process import traced
 from nbspawn._rank.program import connections
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo

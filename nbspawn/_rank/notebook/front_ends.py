@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from nbspawn._rank.program import stdio
+from nbspawn._process import streams
 from nbspawn._process.after_import import after_import
 
 
@@ -24,6 +24,13 @@ def leave_kernel(kernel: Any) -> None:
     type(kernel).clear_instance()
     kernel.session.send = lambda *args, **kwargs: None
     kernel.session.recv = lambda *args, **kwargs: (None, None)
+
+
+def plain_errors(shell: Any) -> None:
+    """Under fork: remove handlers that were set with ``set_custom_exc``. Colab shows an ImportError by one, whose
+    traceback is an object with a button, not a list of lines (google/colab/_shell_customizations.py). A rank's error is
+    sent as lines."""
+    shell.custom_exceptions = ()
 
 
 def draw_text(config: Any) -> None:
@@ -84,7 +91,7 @@ def _bars_of_the_notebook() -> None:
     """A forked rank has those that stand in the notebook: they have begun to write to the kernel's streams, or have a
     widget. (One that is closed draws nothing any more.)"""
     for bar in list(sys.modules["tqdm.std"].tqdm._instances):
-        if any(getattr(bar.fp, "_wrapped", bar.fp) is stream for stream in stdio.inherited.values()):
+        if streams.is_replaced(getattr(bar.fp, "_wrapped", bar.fp)):
             bar.fp = sys.stderr
             bar.sp = bar.status_printer(bar.fp)
             if isinstance(bar.ncols, str):

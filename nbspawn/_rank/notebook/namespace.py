@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nbspawn._carried import replaced
 from nbspawn._payload import packing
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.payload import Inherited, Payload, Sent
-from nbspawn._carried import replaced
 
 _received: dict[str, Any] = {}
 _NOTHING = object()
@@ -67,11 +67,6 @@ def _own_names_stay() -> Iterator[None]:
         _received[name] = value
 
 
-def bind(rank: int, variables: dict[str, Any]) -> None:
-    """What ranks run for ``Session.push``."""
-    put(variables)
-
-
 def put(variables: Mapping[str, Any]) -> None:
     """Have these variables, whoever had them before."""
     namespace = of_rank()
@@ -87,15 +82,3 @@ def _replace(old: Any, new: Any) -> None:
         from nbspawn._rank.edit import autoreload
 
         autoreload.follow(old, new)
-
-
-def variable(rank: int, name: str) -> Any:
-    """One of the rank's variables; raises NameError."""
-    try:
-        return of_rank()[name]
-    except KeyError:
-        raise NameError(f"name {name!r} is not defined") from None
-
-
-def nothing(rank: int) -> None:
-    """What ranks run that are only to be there."""

@@ -22,16 +22,17 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from multiprocessing import util
 from typing import Any, NoReturn
 
+from nbspawn._process import open_files
 from nbspawn._rank.program import exit_functions, stdio
 
-# What every file inherits from. io's own classes of these names are abstract ones, of which it takes long to ask.
-_FILE, _RAW, _TEXT = (kind.__base__ or object for kind in (io.IOBase, io.RawIOBase, io.TextIOBase))
+# As open_files.FILE.
+_RAW, _TEXT = (kind.__base__ or object for kind in (io.RawIOBase, io.TextIOBase))
 
 _WRITING = 1.0  # seconds in which a rank that has failed writes its files: a disk that hangs must not hide the error
 
@@ -162,28 +163,17 @@ def write_files() -> None:
 def _hdf5_files() -> list[Any]:
     """h5py's, which their library would close at exit(3): until then they cannot be read."""
     h5f: Any = sys.modules.get("h5py.h5f")
-    return h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJ_FILE) if hasattr(h5f, "get_obj_ids") else []
-
-
-def open_files(namespace: Mapping[str, object]) -> list[Any]:
-    """Those that a namespace has variables for. Under fork the kernel writes its own out first, and a rank that writes
-    to one of them has but its own text in it then."""
-    found = []
-    for value in list(namespace.values()):
-        with suppress(Exception):  # a proxy may raise whatever it is asked
-            if issubclass(type(value), _FILE) and _is_unwritten(value):
-                found.append(value)
-    return found
+    return h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJopen_files.FILE) if hasattr(h5f, "get_obj_ids") else []
 
 
 def _unwritten() -> list[Any]:
     """What this process has opened, the outermost first: a text file writes to a buffer, and that to the file. (What it
     has inherited is frozen, and no longer among the objects that can be collected.)"""
-    found = [*_closing(gc.get_objects()), *open_files(vars(sys.modules["__main__"]))]
+    found = [*_closing(gc.get_objects()), *open_files.named_in(vars(sys.modules["__main__"]))]
     others = {id(part) for stream in _streams() for part in (stream, getattr(stream, "buffer", None))}
     others.update(map(id, _inherited))
-    found = [one for one in {id(one): one for one in found}.values() if id(one) not in others and _is_unwritten(one)]
-    return sorted(reversed(found), key=_layer)
+    own = {id(one): one for one in found if id(one) not in others}
+    return sorted(reversed(list(filter(open_files.is_unwritten, own.values()))), key=_layer)
 
 
 def _closing(objects: list[Any]) -> list[Any]:
@@ -199,7 +189,7 @@ def _streams() -> Iterable[Any]:
 
 def _writes_itself(kind: type) -> bool:
     """Files; and what closes itself when it is given up (a ZipFile, a NamedTemporaryFile, which deletes itself)."""
-    if issubclass(kind, _FILE):
+    if issubclass(kind, open_files.FILE):
         return not issubclass(kind, (_RAW, io.BytesIO, io.StringIO))
     with suppress(Exception):  # a metaclass may raise whatever it is asked
         close = getattr(kind, "close", None)
@@ -208,17 +198,9 @@ def _writes_itself(kind: type) -> bool:
     return False
 
 
-def _is_unwritten(one: Any) -> bool:
-    if not issubclass(type(one), _FILE):
-        return True
-    with suppress(Exception):  # a closed or detached one
-        return not one.closed and one.writable()
-    return False
-
-
 def _layer(one: Any) -> int:
     kind = type(one)
-    if not issubclass(kind, _FILE):
+    if not issubclass(kind, open_files.FILE):
         return 0
     if issubclass(kind, _TEXT):
         return 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nbspawn._process.imports import NewImports
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn._process.imports import NewImports
 from nbspawn._rank.program.process import Interrupts
 
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nbspawn._process import streams
 from nbspawn._protocol.log_file import open_log
 from nbspawn._rank.program import process
 
@@ -29,9 +30,6 @@ _c_stdout = ctypes.c_void_p.in_dll(_libc, "stdout") if sys.platform == "linux" e
 
 _log = 1
 """The log, for us to look at: the user's code may close or replace descriptor 1."""
-
-inherited: dict[str, Any] = {}
-"""The streams that this process had before, by their names in ``sys``: of the kernel, or of the fork server."""
 
 
 def redirect(log: Path) -> None:
@@ -52,18 +50,7 @@ def redirect(log: Path) -> None:
     # And no subclass of Python's own text stream: each line would take half as long again.
     stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     for name, stream in (("stdin", os.fdopen(0, "r", closefd=False)), ("stdout", stdout), ("stderr", _Stderr(stdout))):
-        _take_over(name, stream)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
-def _take_over(name: str, stream: Any) -> None:
-    """Whoever holds the stream that was there before (a logging handler, a console) writes to this one: through the
-    kernel's, nothing would be seen, or the rank would hang."""
-    inherited[name], inherited[f"__{name}__"] = getattr(sys, name), getattr(sys, f"__{name}__")
-    for method in ("write", "flush"):
-        with contextlib.suppress(AttributeError):  # none, or an object without attributes of its own
-            setattr(inherited[name], method, getattr(stream, method))
+        streams.replace(name, stream)
 
 
 class _Stderr(io.TextIOWrapper):

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
+from nbspawn._process.tensors import attributes, type_text
 from nbspawn._protocol.frames import PACKAGE
 from nbspawn._rank.program import ending
-from nbspawn._process.tensors import attributes, type_text
 
 _ELEMENTS = 100_000  # of one container, among which an object is searched for
 _KEY = 40  # characters

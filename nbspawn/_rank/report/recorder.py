@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any, NamedTuple
 
+from nbspawn._process.imports import is_library
 from nbspawn._protocol import plain
 from nbspawn._protocol.collectives import ROOTED, UNKNOWN, Call, Collectives, GroupCalls, Transfer
 from nbspawn._protocol.frames import RANK_MAIN, Frame
 from nbspawn._rank.group import flight_recorder
 from nbspawn._rank.group.lost_peer import has_lost_peer, raised_in_collective
-from nbspawn._process.imports import is_library
 from nbspawn._rank.report.sampler import COLLECTIVES, is_collective
 
 _log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from types import FrameType
 from typing import Any
 
 from nbspawn._accelerators import kinds
+from nbspawn._process.imports import is_library
 from nbspawn._protocol.frames import RANK_MAIN, Frame, Position
 from nbspawn._protocol.gauges import Gauges
 from nbspawn._protocol.messages import Sampled
 from nbspawn._rank.group import flight_recorder
 from nbspawn._rank.group.device_wait import DeviceWait
 from nbspawn._rank.program.channel import Channel
-from nbspawn._process.imports import is_library
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.program.running_call import UNKNOWN, running, value_of
 from nbspawn._rank.report.stacks import OtherThreads

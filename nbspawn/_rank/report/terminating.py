@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbspawn._process import traced
 from nbspawn._protocol.frames import Frame, users_frames
 from nbspawn._protocol.messages import Aborting
-from nbspawn._process import traced
 from nbspawn._rank.program import stdio
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo

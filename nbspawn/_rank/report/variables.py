@@ -13,9 +13,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbspawn._accelerators import kinds
+from nbspawn._process.imports import is_library
 from nbspawn._protocol.variables import Variables
 from nbspawn._rank.notebook import namespace
-from nbspawn._process.imports import is_library
 
 _MOST = 30  # variables
 _WIDTH = 160  # characters of one value
