@@ -130,17 +130,17 @@ def devices() -> list[Row]:
 
 def cluster(on: str) -> list[Row]:
     """The cluster's nodes, and whether ranks on all of them meet."""
-    from nbspawn._engine.cluster import agents, ray
+    from nbspawn._engine import clusters
+    from nbspawn._engine.cluster import agents
     from nbspawn.errors import SpawnError
 
-    rows = [("ray", _version("ray"))]
     try:
-        ray.connect(on)
+        there, count = clusters.named(on).module.found(on)
+    except KeyError:
+        return [(on, f"is no cluster: use {clusters.usage()}")]
     except SpawnError as refusal:
-        return [*rows, ("connection", f"fails: {refusal}")]
-    nodes = ray.nodes()
-    rows += [(host, ray.described(has)) for host, has in nodes]
-    count = sum(has["CPU"] >= 1 for _, has in nodes)
+        return [("connection", f"fails: {refusal}")]
+    rows: list[Row] = there
     if count:
         rows.append((f"a rank on each of {count} nodes", _tried(lambda: _meet(on, count))))
         rows.append(("the same again", _tried(lambda: _meet(on, count))))
@@ -222,7 +222,8 @@ def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What works on this machine.")
     parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
-    parser.add_argument("--on", metavar="ray[:HOST:PORT]", default="", help="also start ranks on a cluster's nodes")
+    where = "also start ranks on the nodes of a cluster: ray, or ray:HOST:PORT"
+    parser.add_argument("--on", metavar="WHERE", default="", help=where)
     parser.add_argument("--check", choices=["gpu"], help="check for a minute or two how ranks work on the GPUs")
     given = parser.parse_args()
     if given.check:

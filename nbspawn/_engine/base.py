@@ -14,6 +14,7 @@ from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.frames import Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.messages import Command, Event, RunCell, RunFunction
+from nbspawn._protocol.questions import Question, T
 from nbspawn._results import Results
 
 
@@ -104,8 +105,8 @@ class Engine(Protocol):
         """The stacks of the busy ranks, within about a second; ``deep``: with other threads. Of these ranks ``native``
         code, too, which halts them, and takes longer."""
 
-    def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer, busy or idle (_rank/report/questions.py), within some seconds; nothing of others."""
+    def ask(self, question: Question[T]) -> dict[int, T | None]:
+        """What the ranks answer, busy or idle, within some seconds; nothing of others."""
 
     def break_into(self, rank: int) -> None:
         """Have a rank stop in the debugger as soon as possible; returns at once."""
@@ -138,8 +139,13 @@ class Starter(Protocol):
     def address(self) -> str:
         """The address of this machine at which the nodes can reach it."""
 
-    def prepare(self, give_up: Callable[[], object]) -> None:
-        """Reserve the nodes. Raises KeyboardInterrupt if ``give_up`` becomes true meanwhile."""
+    @property
+    def have_gpus(self) -> bool:
+        """Is there a GPU for each rank?"""
+
+    def prepare(self, waiting: Callable[[str], object]) -> None:
+        """Reserve the nodes. As long as that takes, call ``waiting`` several times a second with what is waited for,
+        such as 'Waiting for 2 nodes'. It raises KeyboardInterrupt when the user stops that."""
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""

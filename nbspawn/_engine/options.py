@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from nbspawn._engine import clusters
 from nbspawn._engine.base import Starter
 from nbspawn.errors import UsageError
 
@@ -63,8 +64,8 @@ class LaunchOptions:
     debugpy: bool = False
     """Each rank listens for a debugger (VS Code's) on a loopback port of its own."""
     on: str | Starter | None = None
-    """Where ranks are started: None for this machine, 'ray' or 'ray:HOST:PORT' for the nodes of a Ray cluster, or what
-    starts an agent on each node itself."""
+    """Where ranks are started: None for this machine, a cluster's name (one of clusters.KINDS, or 'ray:HOST:PORT'), or
+    what starts an agent on each node itself."""
     nnodes: int = 1
     """The number of nodes of the cluster."""
     daemon: bool = False
@@ -79,7 +80,7 @@ class LaunchOptions:
         if self.on is not None:
             self._check_several_nodes()
         elif self.nnodes > 1:
-            raise UsageError(f"{self.nnodes} nodes need a cluster: --on ray (on='ray')")
+            raise UsageError(f"{self.nnodes} nodes need a cluster: --on {' or '.join(clusters.KINDS)}")
         if self.threads is not None and not (isinstance(self.threads, int) and 1 <= self.threads <= MAX_THREADS):
             raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
@@ -97,8 +98,8 @@ class LaunchOptions:
         return self.nnodes if isinstance(self.on, str) or self.on is None else self.on.nodes
 
     def _check_several_nodes(self) -> None:
-        if isinstance(self.on, str) and self.on.partition(":")[0] != "ray":
-            raise UsageError(f"{self.on!r:.60} is no place for ranks: use local, ray or ray:HOST:PORT")
+        if isinstance(self.on, str) and self.on.partition(":")[0] not in clusters.KINDS:
+            raise UsageError(f"{self.on!r:.60} is no place for ranks: use {clusters.usage()}")
         if not isinstance(self.nprocs, int):
             raise UsageError("on a cluster the number of ranks has to be given")
         if self._nodes > self.nprocs:

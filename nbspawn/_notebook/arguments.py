@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbspawn._engine import clusters
 from nbspawn._notebook import argument_types, verbs
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ def _parser() -> Parser:
         nargs="?",
         help="how many ranks: a number, cpu (one per core), gpu (one per GPU), xla or tpu (one per TPU chip, by "
         "torch_xla or torch_tpu), auto (default: one per GPU or TPU chip where there is one, else one per core); with "
-        "--on ray a number",
+        "--on a number",
     )
+    where = ", or ".join(f"{kind.usage}, {kind.nodes}" for kind in clusters.KINDS.values())
     add(
         "--on",
         metavar="WHERE",
         default="local",
-        help="where the ranks run: local (default), or ray, or ray:HOST:PORT, the nodes of a Ray cluster",
+        help=f"where the ranks run: local (default), or {where}",
     )
     add("--nnodes", metavar="K", type=argument_types.count, help="how many nodes of the cluster to use (default 1)")
     add(

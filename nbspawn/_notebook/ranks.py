@@ -15,6 +15,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._notebook import arguments
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._notebook.verbs import VERBS
+from nbspawn._protocol.questions import COLLECTIVES, MEMORY, VARIABLES
 from nbspawn._rank import jobs
 from nbspawn._render import collectives, kept, memory, variables
 from nbspawn._render.kept import KeptRank
@@ -196,7 +197,7 @@ def _collectives(request: _Request) -> None:
 
 
 def _idle_collectives(pool: Pool) -> Report:
-    reports = pool.ask("collectives")
+    reports = pool.ask(COLLECTIVES)
     run = Run.new(pool.nprocs, "", "", "", time.monotonic(), names=pool.names).of_kept(())
     return collectives.report(f"Collectives of {pool.nprocs} idle ranks", reports, views.snapshot(run))
 
@@ -208,13 +209,13 @@ def _vars(request: _Request) -> None:
 
 def variables_of(pool: Pool, name: str = "") -> Report:
     """What ``%ranks vars`` shows."""
-    return variables.report(f"Variables of {pool.nprocs} ranks{name}", pool.ask("variables"), pool.nprocs)
+    return variables.report(f"Variables of {pool.nprocs} ranks{name}", pool.ask(VARIABLES), pool.nprocs)
 
 
 def _memory(request: _Request) -> None:
     pool = request.pool
     title = f"Memory of {pool.nprocs} ranks{_at(request.name)}"
-    display(memory.report(title, pool.ask("memory"), pool.nprocs).data, raw=True)
+    display(memory.report(title, pool.ask(MEMORY), pool.nprocs).data, raw=True)
 
 
 def _debug(request: _Request) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.gauges import mapped
@@ -13,6 +15,23 @@ from nbspawn._protocol.plain import loaded
 from nbspawn._protocol.variables import Variables
 from nbspawn._protocol.wire import pickled
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question(Generic[T]):
+    """What the kernel may ask. _rank/report/questions.py has who answers, and a rank that cannot answers None."""
+
+    name: str
+    answer: type[T]
+    """Plain data (plain.py)."""
+    seconds: float = 0.8
+    """Within which a rank answers: its sampler looks twice a second."""
+
+
+COLLECTIVES = Question("collectives", Collectives)
+MEMORY = Question("memory", Memory, 4.0)  # of a rank with millions of objects and a busy thread
+VARIABLES = Question("variables", Variables)
 Answer = Collectives | Memory | Variables | None
 
 _NUMBER = struct.Struct("=I")
@@ -54,7 +73,7 @@ def write_answer(path: Path, number: int, answer: Answer) -> None:
     whole.replace(path)
 
 
-def read_answer(path: Path, number: int) -> tuple[Answer] | None:
+def read_answer(path: Path, number: int) -> tuple[Any] | None:
     """In the kernel: the answer to that question, None if there is none yet. Raises NotPlainError."""
     try:
         answered, value = loaded(tuple[int, Answer], path.read_bytes())

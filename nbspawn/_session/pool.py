@@ -25,6 +25,7 @@ from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._process import traced
 from nbspawn._protocol.edits import Reload
+from nbspawn._protocol.questions import Question, T
 from nbspawn._rank import jobs
 from nbspawn._results import Results
 from nbspawn._session import views
@@ -191,8 +192,8 @@ class Pool:
         command = self._command
         return None if command is None else command.supervisor
 
-    def ask(self, question: str) -> dict[int, Any]:
-        """What the ranks answer (_rank/report/questions.py), by rank; not all need to have an answer."""
+    def ask(self, question: Question[T]) -> dict[int, T]:
+        """What the ranks answer, by rank; not all need to have an answer."""
         answers = self._started().engine.ask(question)
         return {rank: answer for rank, answer in sorted(answers.items()) if answer is not None}
 

@@ -10,6 +10,7 @@ from nbspawn._engine.base import Engine
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.failure import Failure
 from nbspawn._protocol.messages import Aborting, Event, Raised, Returned
+from nbspawn._protocol.questions import COLLECTIVES
 from nbspawn._session import views
 from nbspawn._state.collectives import Reports, findings, mismatches, stands_still
 from nbspawn._state.run import Run
@@ -93,5 +94,5 @@ class RecordedCollectives:
 
     def asked(self) -> Reports:
         """What the ranks tell that run, and what those that have ended told then."""
-        asked = self._engine.ask("collectives")
+        asked = self._engine.ask(COLLECTIVES)
         return {**self._returned, **{rank: found for rank, found in asked.items() if found is not None}}

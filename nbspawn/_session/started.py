@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._carried import replaced, settings
-from nbspawn._engine import devices
+from nbspawn._engine import clusters, devices
 from nbspawn._engine.base import Engine
 from nbspawn._engine.cluster.agents import connected
 from nbspawn._engine.cluster.hosts import HostRanks
-from nbspawn._engine.cluster.ray import RayNodes
 from nbspawn._engine.jobs import CellJob, Job, fill, pack
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.launch import resolve_start, start
@@ -24,11 +24,13 @@ from nbspawn._engine.start.fork_safety import foreign_threads
 from nbspawn._engine.start.start_method import Start, fork_instead
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
+from nbspawn._session import views
 from nbspawn._state.run import Run
 from nbspawn.errors import PayloadError, StartError, interrupted
 
 _log = logging.getLogger(__name__)
 
+_NOTICE = 1.0  # seconds
 _NAMED = 4
 """So many nodes are named in a view's heading."""
 
@@ -160,11 +162,11 @@ def start_ranks(
 def _start_on_nodes(
     options: LaunchOptions, job: Job, command: RunCell | RunFunction, interrupts: InterruptFlag
 ) -> StartedRanks:
-    on = options.on
-    assert on is not None
-    starter = on if not isinstance(on, str) else RayNodes.of(on, int(options.nprocs), options.nnodes, options.backend)
+    starter: Any = options.on
+    if isinstance(starter, str):
+        starter = clusters.named(starter).module.starter(starter, options.nprocs, options.nnodes, options.backend)
     if options.backend == "auto":
-        options = replace(options, backend=devices.of_nodes(isinstance(starter, RayNodes) and starter.have_gpus))
+        options = replace(options, backend=devices.of_nodes(starter.have_gpus))
     since = time.monotonic()
     with pack(replace(job, replaced=replaced.read()), interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:
@@ -172,7 +174,7 @@ def _start_on_nodes(
                 "queues, locks and shared tensors belong to one machine, and cannot be sent to other nodes"
             )
         try:
-            agents = connected(starter, lambda: interrupts.count)
+            agents = connected(starter, _Waiting(interrupts))
             engine = HostRanks(agents, command, packed, options, settings.read(), lambda: interrupts.count)
         except KeyboardInterrupt:
             raise interrupted((), "nothing was started: the nodes were not ready yet") from None
@@ -185,3 +187,20 @@ def _start_on_nodes(
     if isinstance(job, CellJob):
         started.magics.update(job.magics)
     return started
+
+
+class _Waiting:
+    """Tells the user what is waited for, once, if it takes long. Raises KeyboardInterrupt if they have stopped it."""
+
+    def __init__(self, interrupts: InterruptFlag) -> None:
+        self._interrupts = interrupts
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def __call__(self, what: str) -> None:
+        if self._interrupts.count:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self._since.setdefault(what, now) > _NOTICE and what not in self._told:
+            self._told.add(what)
+            views.write_to_stdout(f"{what}. Stop cancels.\n")

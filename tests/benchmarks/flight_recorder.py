@@ -28,6 +28,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import nbspawn  # noqa: E402
+from nbspawn._protocol.questions import COLLECTIVES  # noqa: E402
 from nbspawn._state.collectives import findings  # noqa: E402
 from nbspawn._state.run import Run, reduce  # noqa: E402
 from nbspawn._state.snapshot import Snapshot  # noqa: E402
@@ -55,7 +56,7 @@ def beside_torch(name: str) -> None:
         end = time.monotonic() + 60
         while len(list(Path(folder).glob("_rank_*"))) < 3 and time.monotonic() < end:
             run = reduce(run, context.poll(0.1), time.monotonic())
-        reports = {rank: found for rank, found in context.ask("collectives").items() if found}
+        reports = {rank: found for rank, found in context.ask(COLLECTIVES).items() if found}
         told = {name: ranks for report in reports.values() for name, _, ranks, _ in report.groups}
         theirs = [_torchfrtrace(folder)]
         for file in Path(folder).glob("_rank_*"):
@@ -92,11 +93,11 @@ def how_long(task: samples.Task, nprocs: int, count: int) -> None:
         done = 0
         while done < nprocs:
             context.poll(0.1)
-            found = [report for report in context.ask("collectives").values() if report]
+            found = [report for report in context.ask(COLLECTIVES).values() if report]
             done = sum(bool(report.groups[0].calls) and report.groups[0].calls[-1].number >= count for report in found)
         for _ in range(5):
             before = time.perf_counter()
-            answers = context.ask("collectives")
+            answers = context.ask(COLLECTIVES)
             task.add("answered", f"{nprocs} ranks after {count:,} calls", time.perf_counter() - before)
             assert len(answers) == nprocs
 

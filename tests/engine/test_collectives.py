@@ -16,6 +16,7 @@ from packaging.version import Version
 import nbspawn
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.messages import Raised
+from nbspawn._protocol.questions import COLLECTIVES
 from nbspawn._rank.group import flight_recorder
 from nbspawn._rank.report import recorder
 from nbspawn._state.collectives import findings
@@ -41,7 +42,7 @@ class Program:
         """Ranks that have raised have told it then, as the supervisor has it."""
         events = self.context.poll(0.05)
         self.run = reduce(self.run, events, time.monotonic())
-        self.reports.update({rank: found for rank, found in self.context.ask("collectives").items() if found})
+        self.reports.update({rank: found for rank, found in self.context.ask(COLLECTIVES).items() if found})
         self.reports.update({event.rank: event.collectives for event in events if isinstance(event, Raised)})
         return findings(self.snapshot, self.reports)
 

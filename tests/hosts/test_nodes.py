@@ -40,6 +40,7 @@ from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol import connection, plain
 from nbspawn._protocol.agents import FromAgent, Reported, WithBuffers
 from nbspawn._protocol.messages import InputReply, RunCell
+from nbspawn._protocol.questions import COLLECTIVES, MEMORY
 from nbspawn._session import comparison
 from nbspawn._session.background import BackgroundRun
 from nbspawn._session.elements import Tolerance
@@ -253,10 +254,10 @@ def test_an_error_in_one_rank_releases_a_barrier_over_nodes_and_costs_no_rank(no
 def test_ranks_on_all_nodes_tell_of_their_collectives_and_their_memory(nodes: Processes) -> None:
     with Kept(nodes, backend="gloo") as kept:
         kept.execute("import time, torch, torch.distributed as dist\ndist.barrier()\nkept = torch.ones(1_000_000)")
-        idle = kept.pool.ask("collectives")
+        idle = kept.pool.ask(COLLECTIVES)
         assert [report.rank for report in idle.values()] == [0, 1, 2, 3]
         assert [[call.name for call in report.groups[0].calls][-1] for report in idle.values()] == ["barrier"] * 4
-        assert [report.tensors for report in kept.pool.ask("memory").values()] == [4_000_000] * 4
+        assert [report.tensors for report in kept.pool.ask(MEMORY).values()] == [4_000_000] * 4
         lines = "if rank == 3:\n    time.sleep(600)\ndist.all_reduce(torch.ones(2))"
         job = CellJob(RunCell(lines, "<waits>", transformed=lines), {})
         background = kept.pool.perform(job, None, None, in_background=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from nbspawn._protocol.frames import Frame, Stack
 from nbspawn._protocol.gauges import Reading
 from nbspawn._protocol.messages import Command, Event, Exited, Raised, Returned, RunCell, RunFunction, Stopping
+from nbspawn._protocol.questions import Question, T
 from nbspawn._results import Results
 from nbspawn.errors import Failure
 
@@ -82,7 +83,7 @@ class FakeEngine:
         self.now += self.answer_takes
         return {rank: Stack((Frame("train.py", 7, "train"),)) for rank in range(self.nprocs) if rank not in self._ended}
 
-    def ask(self, question: str) -> dict[int, object]:
+    def ask(self, question: Question[T]) -> dict[int, T | None]:
         self.now += self.answer_takes
         return {rank: answer for rank, answer in self.answers.items() if rank not in self._ended}
 

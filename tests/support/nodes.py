@@ -17,6 +17,7 @@ class Processes:
     ``commands`` are those of single nodes."""
 
     address = "127.0.0.1"
+    have_gpus = False
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class Processes:
         self.folders: dict[int, str] = {}
         self._commands = dict.fromkeys(range(nodes), command) | dict(commands)
 
-    def prepare(self, give_up: Callable[[], object]) -> None:
+    def prepare(self, waiting: Callable[[str], object]) -> None:
         """They are here."""
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:

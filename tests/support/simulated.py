@@ -76,7 +76,7 @@ class Simulation:
         self._recording = recording
         self._process: subprocess.Popen[str] | None = None
 
-    def prepare(self, give_up: Callable[[], object]) -> None:
+    def prepare(self, waiting: Callable[[str], object]) -> None:
         """They are here."""
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:

@@ -21,7 +21,6 @@ from nbspawn._protocol import connection
 from nbspawn.errors import StartError
 
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
-_NOTICE_SECONDS = 1.0
 _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
 _DESCRIPTORS_A_NODE = len(connection.PURPOSES)
@@ -30,9 +29,9 @@ _DESCRIPTORS = 32  # more of them
 
 class Agents:
     """The agents of all nodes of ``starter``; they stay for further runs. Raises StartError if one does not come, or
-    does not fit to the kernel, and KeyboardInterrupt if ``give_up`` becomes true before all are there."""
+    does not fit to the kernel. As long as not all are there, ``waiting`` is called as by ``Starter.prepare``."""
 
-    def __init__(self, starter: Starter, give_up: Callable[[], object] = bool) -> None:
+    def __init__(self, starter: Starter, waiting: Callable[[str], object] = bool) -> None:
         self.starter = starter
         self.links: list[Link] = []
         self.master: tuple[str, int] | None = None
@@ -41,10 +40,10 @@ class Agents:
         """Has a run ranks there?"""
         self._timer: threading.Timer | None = None
         check_descriptors(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
-        starter.prepare(give_up)
+        starter.prepare(waiting)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._connect(give_up)
+            self._connect(waiting)
             for link in self.links:
                 _check(link)
             undo.pop_all()
@@ -83,7 +82,7 @@ class Agents:
             link.close()
         self.starter.close()
 
-    def _connect(self, give_up: Callable[[], object]) -> None:
+    def _connect(self, waiting: Callable[[str], object]) -> None:
         token = secrets.token_bytes(connection.TOKEN_BYTES)
         with ExitStack() as held:
             selector = held.enter_context(selectors.DefaultSelector())
@@ -99,16 +98,16 @@ class Agents:
             host, port = door.address
             for node in range(self.starter.nodes):
                 self.starter.start(node, (host, str(port), str(node)), token.hex())
-            self._wait(selector, door, give_up)
+            self._wait(selector, door, waiting)
             self.links.sort(key=lambda link: link.node)
 
     def _unwatch(self) -> None:
         for link in self.links:
             link.unwatch()
 
-    def _wait(self, selector: selectors.BaseSelector, door: Door, give_up: Callable[[], object]) -> None:
+    def _wait(self, selector: selectors.BaseSelector, door: Door, waiting: Callable[[str], object]) -> None:
         """Until all agents have connected, and have said hello."""
-        began, noticed = time.monotonic(), False
+        began = time.monotonic()
         nodes, address = self.starter.nodes, self.starter.address
         while sum(link.hello is not None for link in self.links) < nodes:
             ready = selector.select(_TICK)
@@ -121,19 +120,14 @@ class Agents:
                     raise StartError(f"no agent could be started on node {link.node}: {why}")
             if not ready:
                 self._check_that_they_come()
-            passed = time.monotonic() - began
-            if passed > _CONNECT_SECONDS:
+            if time.monotonic() - began > _CONNECT_SECONDS:
                 there = {link.node for link in self.links if link.hello is not None}
                 missing = next(node for node in range(nodes) if node not in there)
                 raise StartError(
                     f"no agent has connected from node {missing} within {_CONNECT_SECONDS:g} s: the nodes must be able "
                     f"to reach this machine at {address}"
                 )
-            if give_up():
-                raise KeyboardInterrupt
-            if not noticed and passed > _NOTICE_SECONDS:
-                noticed = True
-                print(f"An agent is started on each of {nodes} nodes. Stop gives up.", flush=True)
+            waiting(f"Starting agents on {nodes} node{'s' * (nodes > 1)}")
 
     def _check_that_they_come(self) -> None:
         there = {link.node for link in self.links}
@@ -148,7 +142,7 @@ _lock = threading.RLock()  # of the list: idle agents are released by a timer
 inherited.after_fork_in_child(_all.clear)
 
 
-def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
+def connected(starter: Starter, waiting: Callable[[str], object] = bool) -> Agents:
     """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
     are released, whose resources these may need."""
     with _lock:
@@ -159,7 +153,7 @@ def connected(starter: Starter, give_up: Callable[[], object] = bool) -> Agents:
                 release(found)
         idle = [found for found in _all if not found.in_use]
         if not idle:
-            idle = [Agents(starter, give_up)]
+            idle = [Agents(starter, waiting)]
             _all.append(idle[0])
         idle[0].begin()
         return idle[0]

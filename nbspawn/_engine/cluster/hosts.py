@@ -27,6 +27,7 @@ from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Command, Event, RunCell, RunFunction
 from nbspawn._protocol.payload import NOTHING, Shared
 from nbspawn._protocol.place import Place, new_run_id
+from nbspawn._protocol.questions import Question, T
 from nbspawn._protocol.settings import Settings
 from nbspawn._results import Results
 from nbspawn.errors import StartError
@@ -226,7 +227,7 @@ class HostRanks:
 
         return self._nodes.by_rank(self._nodes.ask_each("look", arguments))
 
-    def ask(self, question: str) -> dict[int, Any]:
+    def ask(self, question: Question[T]) -> dict[int, T | None]:
         return self._nodes.by_rank(self._nodes.ask("ask", question))
 
     def stacks(self, names: Mapping[str, str], ending: str = "") -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from nbspawn._engine.cluster.holder import Holder
 from nbspawn.errors import StartError, UsageError
 
 _ANSWER_SECONDS = 5.0  # Ray itself tries an address that does not answer for minutes
-_NOTICE_SECONDS = 1.0
 _TICK = 0.2
 _EXTRA = "pip install 'nbspawn[ray]'"
 
@@ -52,39 +50,26 @@ class RayNodes:
 
         return str(ray.util.get_node_ip_address())
 
-    @classmethod
-    def of(cls, where: str, nprocs: int, nodes: int, backend: str | None) -> RayNodes:
-        """Nodes for so many ranks: a CPU for each, and a GPU where the cluster has any and ``backend`` can use it."""
-        connect(where)
-        each = -(-nprocs // nodes)
-        import ray
-
-        with_gpus = backend == "nccl" or (backend in (None, "auto") and bool(ray.cluster_resources().get("GPU")))
-        return cls(where, nodes, each, each if with_gpus else 0)
-
-    def prepare(self, give_up: Callable[[], object]) -> None:
+    def prepare(self, waiting: Callable[[str], object]) -> None:
         """Connect to the cluster, and reserve the nodes' resources: all, or none."""
         connect(self._where)
         from ray.util.placement_group import placement_group
 
         self._check_that_it_can_fit()
         self._group = placement_group([self._share] * self.nodes, strategy="STRICT_SPREAD")
-        began, noticed = time.monotonic(), False
-        while not self._group.wait(_TICK):
-            self._check_that_it_can_fit()
-            if give_up():
-                self.close()
-                raise KeyboardInterrupt
-            if not noticed and time.monotonic() - began > _NOTICE_SECONDS:
-                noticed = True
-                print(f"Waiting for {self._wanted} of the Ray cluster. Stop gives up.", flush=True)
+        try:
+            while not self._group.wait(_TICK):
+                self._check_that_it_can_fit()
+                waiting(f"Waiting for {self._wanted} of the Ray cluster")
+        except BaseException:
+            self.close()
+            raise
 
     def _check_that_it_can_fit(self) -> None:
         """Raises StartError if no wait will help. Ray itself finds some such requests feasible."""
         found = nodes()
         able = [host for host, has in found if all(has[name] >= count for name, count in self._share.items())]
         if len(able) < self.nodes:
-            self.close()
             there = ", ".join(f"{host} with {described(has)}" for host, has in found)
             raise StartError(f"the Ray cluster cannot give {self._wanted}: it has {there}")
 
@@ -125,6 +110,26 @@ class RayNodes:
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
             self._group = None
+
+
+def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> RayNodes:
+    """Nodes for so many ranks: a CPU for each, and a GPU where the cluster has any and ``backend`` can use it."""
+    connect(where)
+    each = -(-nprocs // nodes)
+    import ray
+
+    with_gpus = backend == "nccl" or (backend in (None, "auto") and bool(ray.cluster_resources().get("GPU")))
+    return RayNodes(where, nodes, each, each if with_gpus else 0)
+
+
+def found(where: str) -> tuple[list[tuple[str, str]], int]:
+    """Ray's version and what each node has, and how many nodes can have a rank."""
+    connect(where)
+    import ray
+
+    there = nodes()
+    rows = [("ray", ray.__version__), *((host, described(has)) for host, has in there)]
+    return rows, sum(has["CPU"] >= 1 for _, has in there)
 
 
 def connect(where: str) -> None:

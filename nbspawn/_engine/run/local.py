@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch.multiprocessing import ProcessContext
 
@@ -49,6 +48,7 @@ from nbspawn._protocol.messages import (
     RunFunction,
     Started,
 )
+from nbspawn._protocol.questions import Question, T
 from nbspawn._protocol.signals import BREAK
 
 _log = logging.getLogger(__name__)
@@ -349,7 +349,7 @@ class LocalRanks(ProcessContext):
         """The stacks of the ranks that run, as in _engine/run/stacks.py."""
         return self._command.stacks.look(self._at_work(), deep, native)
 
-    def ask(self, question: str) -> dict[int, Any]:
+    def ask(self, question: Question[T]) -> dict[int, T | None]:
         """What the ranks that live answer, as in _engine/run/questions.py."""
         return self._questions.ask(question, list(filter(self._exits.has_begun, self._exits.living)))
 

@@ -7,16 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
 
 from nbspawn._protocol import questions
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.plain import NotPlainError
+from nbspawn._protocol.questions import Question, T
 
 _log = logging.getLogger(__name__)
 
-_ANSWER = 0.8  # seconds; the sampler looks twice a second
-_LONG_ANSWER = {"memory": 4.0}  # of a rank with millions of objects and a busy thread
 _ANSWER_A_RANK = 0.01  # seconds
 _TICK = 0.002  # seconds
 
@@ -30,7 +28,7 @@ class Questions:
         self._lock = threading.Lock()
         """The thread that watches the ranks may ask, and the user's."""
 
-    def ask(self, question: str, ranks: Collection[int]) -> dict[int, Any]:
+    def ask(self, question: Question[T], ranks: Collection[int]) -> dict[int, T | None]:
         """The answers of these ranks, within some seconds; none of a rank that does not answer, because it holds
         Python's lock or is stopped."""
         with self._lock:
@@ -40,17 +38,17 @@ class Questions:
             except OSError:  # deleted, or this process has no descriptor left
                 return {}
             try:
-                questions.ask(fd, self._number, question)
+                questions.ask(fd, self._number, question.name)
             finally:
                 os.close(fd)
-            found: dict[int, Any] = {}
-            end = time.monotonic() + _LONG_ANSWER.get(question, _ANSWER) + _ANSWER_A_RANK * len(ranks)
+            found: dict[int, T | None] = {}
+            end = time.monotonic() + question.seconds + _ANSWER_A_RANK * len(ranks)
             while len(found) < len(ranks) and time.monotonic() < end:
                 for rank in set(ranks) - found.keys():
                     try:
                         answer = questions.read_answer(self._files.answer(rank), self._number)
                     except NotPlainError as error:
-                        _log.error("rank %d: its answer about %s cannot be read: %s", rank, question, error)
+                        _log.error("rank %d: its answer about %s cannot be read: %s", rank, question.name, error)
                         answer = (None,)
                     if answer is not None:
                         (found[rank],) = answer

@@ -16,11 +16,10 @@ from nbspawn._rank.report import memory, recorder, variables
 _log = logging.getLogger(__name__)
 
 ANSWERS: Mapping[str, Callable[[], Any]] = {
-    "collectives": recorder.report,
-    "memory": memory.report,
-    "variables": variables.report,
+    questions.COLLECTIVES.name: recorder.report,
+    questions.MEMORY.name: memory.report,
+    questions.VARIABLES.name: variables.report,
 }
-"""By question. They return plain data (_protocol/)."""
 
 
 @contextmanager

@@ -1,0 +1,39 @@
+"""What ``--on`` takes besides this machine, by the word before its first colon: the kinds of clusters.
+
+The module of a kind starts agents on its nodes. It is imported for the first ranks there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cluster:
+    usage: str
+    """As in help."""
+    nodes: str
+    """What its nodes are: 'the nodes of a Ray cluster'."""
+    _module: str
+
+    @property
+    def module(self) -> Any:
+        """It has ``starter(where, nprocs, nodes, backend)``, which returns a ``Starter`` (base.py) for so many ranks on
+        so many nodes; and, for ``python -m nbspawn``, ``found(where)``: pairs of texts about the cluster, and how many
+        of its nodes can have a rank. Both raise UsageError, and StartError where there is no cluster."""
+        return importlib.import_module(self._module)
+
+
+KINDS = {"ray": Cluster("ray or ray:HOST:PORT", "the nodes of a Ray cluster", "nbspawn._engine.cluster.ray")}
+
+
+def named(where: str) -> Cluster:
+    """The kind of ``where``, such as 'ray:HOST:PORT'. Raises KeyError for what names none."""
+    return KINDS[where.partition(":")[0]]
+
+
+def usage() -> str:
+    """What can be given: 'local, ray or ray:HOST:PORT'."""
+    return ", ".join(["local", *(kind.usage for kind in KINDS.values())])
