@@ -76,7 +76,7 @@ def record_agents(folder: Path, source: str) -> Path:
         assert kernel.execute(f"%load_ext nbspawn\n{setup}{RUN}").status == "ok"
         reply = kernel.execute(f"run_on(starter, {PER_NODE}, {source!r})", 300)
         assert reply.status == "ok", reply
-        saved = f"open({str(path)!r}, 'wb').write(pickle.dumps(recording))\nfrom nbspawn._engine import agents"
+        saved = f"open({str(path)!r}, 'wb').write(pickle.dumps(recording))\nfrom nbspawn._engine.cluster import agents"
         assert kernel.execute(f"{saved}\nagents.release()").status == "ok"
     return path
 

@@ -161,7 +161,7 @@ def test_a_rank_that_begins_after_its_kernels_end_ends(tmp_path: Path) -> None:
     lifeline = tmp_path / "lifeline"
     os.mkfifo(lifeline)
     os.close(os.open(lifeline, os.O_RDWR))
-    text = "import pathlib, sys, time\nfrom nbspawn._rank import process\n"
+    text = "import pathlib, sys, time\nfrom nbspawn._rank.program import process\n"
     text += "process.die_with_kernel(pathlib.Path(sys.argv[1]))\ntime.sleep(600)"
     ran = subprocess.run([sys.executable, "-c", text, lifeline], start_new_session=True, timeout=PATIENCE)
     assert ran.returncode == -signal.SIGKILL

@@ -206,7 +206,8 @@ def test_an_interrupt_ends_the_wait_for_the_server(monkeypatch: pytest.MonkeyPat
 
 OPENMP = """
 import sys, torch, nbspawn, rank_functions as ranks
-from nbspawn._engine import fork_safety, launch, start_method
+from nbspawn._engine import launch
+from nbspawn._engine.start import fork_safety, start_method
 if __name__ == "__main__":
     torch.set_num_threads(2)
     ranks.parallel_operation(0)  # the kernel's pool has its threads now, which no fork copies

@@ -91,7 +91,7 @@ def test_where_the_system_does_not_tell_who_is_at_the_other_end(kernel: Kernel, 
     """As macOS does not. What a rank has inherited stays, and so do Python's sockets."""
     ok(kernel.execute(CONNECT.format(port=server.port)))
     ok(kernel.execute(START.format(method="fork")))
-    ok(kernel.execute(f"%%ranks\nfrom nbspawn._rank import connections\n{NOT_TOLD}"))
+    ok(kernel.execute(f"%%ranks\nfrom nbspawn._rank.program import connections\n{NOT_TOLD}"))
     ok(kernel.execute(f"%%ranks\nimport socket; of_python = socket.create_connection(('127.0.0.1', {server.port}))"))
     stop_while_all_wait(kernel, WAIT)
     ok(kernel.execute("%%ranks\nof_python.send(b'%d' % rank)"))

@@ -212,7 +212,7 @@ def test_a_connection_is_its_user_s(family: int, host: str) -> None:
 @pytest.mark.parametrize(
     "lacking, says",
     [
-        ("from nbspawn._rank import connections\ndel connections.other_ends\n"
+        ("from nbspawn._rank.program import connections\ndel connections.other_ends\n"
          "def other_ends(): raise FileNotFoundError('/proc/net/tcp')\nconnections.other_ends = other_ends",
          "--debugpy needs Linux and its /proc/net/tcp"),
         ("import debugpy.server, pydevd\npydevd.PyDB._WaitForConnectionThread.run = lambda self: None",

@@ -53,7 +53,7 @@ usual = sysconfig.get_path
 sysconfig.get_path = lambda name: folder if name == "platlib" else usual(name)
 import numpy  # whose OpenBLAS has threads, which it ends before a fork
 numpy.ones((300, 300)) @ numpy.ones((300, 300))
-from nbspawn._rank import trial
+from nbspawn._server import trial
 found = {}
 while modules:
     first = trial.first_refused(modules)
@@ -229,7 +229,7 @@ def test_what_has_ended_the_importer_is_tried_again(cache: Path) -> None:
 
 IMPORTS = """
 import signal, socket, sys
-from nbspawn._rank import process
+from nbspawn._rank.program import process
 kernel = socket.socket(fileno=int(sys.argv[1]))
 with process.killed_at_its_end(int(sys.argv[2])):
     if sys.argv[3] == "forever":
@@ -473,7 +473,7 @@ def test_only_installed_modules_are_told() -> None:
 SHADOWED = """
 import sys
 sys.path.remove("")
-from nbspawn._rank import imports
+from nbspawn._process import imports
 import rich.progress, tqdm
 preloaded = imports.Preloaded(name for name in sys.modules if name.startswith(("rich", "tqdm")))
 sys.path.insert(0, "")
@@ -491,7 +491,7 @@ def test_a_module_of_the_users_own_goes_before_an_installed_one_of_its_name(tmp_
 
 
 COLLAPSED = """
-from nbspawn._rank import huge_pages
+from nbspawn._server import huge_pages
 
 def in_huge_pages():
     with open("/proc/self/smaps_rollup") as told:
@@ -592,7 +592,11 @@ def test_no_file_of_the_notebooks_folder_is_imported_by_a_helper(own_kernel: Ker
         (own_kernel.folder / f"{name}.py").write_text(
             f"open({str(own_kernel.folder)!r} + '/ran', 'a').write('{name} ')"
         )
-    ok(own_kernel.execute("%reload_ext nbspawn\nfrom nbspawn._engine import forkserver\nforkserver.server.get();"))
+    ok(
+        own_kernel.execute(
+            "%reload_ext nbspawn\nfrom nbspawn._engine.start import forkserver\nforkserver.server.get();"
+        )
+    )
     assert not (own_kernel.folder / "ran").exists(), (own_kernel.folder / "ran").read_text()
 
 

@@ -321,8 +321,8 @@ def test_precisions_by_their_newer_names(kernel: Kernel, method: str) -> None:
         before = kernel.value(f"import torch\n{name}")
         try:
             ok(kernel.execute(f"{name} = {value!r}"))
-            state = kernel.value("from nbspawn._rank import settings as _s\nstr(_s.read().torch)")
-            cell = f"from nbspawn._rank import settings\n{name}, str(settings.read().torch)"
+            state = kernel.value("from nbspawn._carried import settings as _s\nstr(_s.read().torch)")
+            cell = f"from nbspawn._carried import settings\n{name}, str(settings.read().torch)"
             ok(kernel.execute(f"%%spawn 1 -m {method} -o found\n{cell}"))
             assert kernel.value("list(found)") == [(value, state)]
         finally:

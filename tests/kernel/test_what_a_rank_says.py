@@ -12,7 +12,7 @@ both = pytest.mark.parametrize("method", ["fork", "forkserver"])
 # As of a rank whose memory, or whose libraries, somebody has taken over.
 BOMB = """%%spawn 2 -o out -m {method}
 import os, pickle, struct
-from nbspawn._rank import pdb_methods
+from nbspawn._rank.debug import pdb_methods
 class Bomb:
     def __reduce__(self):
         return os.system, ("touch {touched}",)
@@ -82,7 +82,7 @@ def test_what_a_kept_rank_forks_ends_with_the_cell(kernel: Kernel, method: str) 
 
 
 ASKS = """import threading
-from nbspawn._rank import pdb_methods
+from nbspawn._rank.debug import pdb_methods
 channel, found = pdb_methods.rank.channel, []
 def ask():
     while channel._running: time.sleep(0.001)

@@ -41,7 +41,7 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
 
 @pytest.mark.extended
 def test_stacks_when_the_time_is_out_with_and_without_native_frames(kernel: Kernel) -> None:
-    imports = "from nbspawn._engine import native\nfrom nbspawn._state import stall"
+    imports = "from nbspawn._engine.run import native\nfrom nbspawn._state import stall"
     ok(kernel.execute(f"{imports}\nfound = native._py_spy\nstall._STUCK = 1"))
     try:
         for absent in (False, True):

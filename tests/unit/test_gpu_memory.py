@@ -10,8 +10,8 @@ import torch
 
 from nbspawn._accelerators.accelerator import Load
 from nbspawn._notebook import gpu_memory
+from nbspawn._process import reached
 from nbspawn._process.tensors import Holding
-from nbspawn._rank.report import memory
 
 FULL = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU {} has a total capacity of 15.00 GiB of"
 GB = 10**9
@@ -31,7 +31,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, Holding]:
     found: dict[str, Holding] = {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda gpu: 0 if gpu else 6 * GB)
-    monkeypatch.setattr(memory, "walked", lambda variables: types.SimpleNamespace(holdings=found))
+    monkeypatch.setattr(reached, "by", lambda variables: types.SimpleNamespace(holdings=found))
     return found
 
 
