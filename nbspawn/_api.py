@@ -208,7 +208,7 @@ def _started(job: FunctionJob, options: LaunchOptions, show_locals: bool = False
 
 
 def _served(context: LocalContext) -> LocalContext:
-    """For a caller who joins later: the store is there already. Nothing is left of an interrupted call."""
+    """The context, for a caller who joins later: its store is there already. Nothing is left of an interrupted call."""
     try:
         context.serve()
     except BaseException:

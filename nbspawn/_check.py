@@ -61,7 +61,7 @@ class _Wrong(Exception):
 
 
 class _LeftOut(Exception):
-    """It cannot be checked here. The text says why."""
+    """Something cannot be checked here. The text says why."""
 
 
 class _Ranks:

@@ -92,7 +92,7 @@ class Results(Sequence[T]):
 
     @property
     def unsent(self) -> dict[int, str]:
-        """Of which values only the text is there, because they could not be pickled.
+        """The ranks of whose values only the text is there, because they could not be pickled.
 
         Returns:
             A dict from rank to the reason.
@@ -144,8 +144,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def answers(results: Results[Any], declared: Any) -> dict[int, Any]:
-    """Of ranks that have run nbspawn's own code: what they have answered, by rank. It is no user's object, and nothing
-    is run to have it: each is made of plain data, of this type (_protocol/plain.py). Raises PayloadError."""
+    """The answers of ranks that have run nbspawn's own code, by rank. They are no user's objects, and nothing is run to
+    have them: each is made of plain data, of this type (_protocol/plain.py). Raises PayloadError."""
     found = {}
     for rank, value in zip(results.ranks, results._values, strict=True):
         try:

@@ -59,15 +59,15 @@ class RunTimeoutError(SpawnError, TimeoutError):
 
 
 def with_echoes(failures: Sequence[Failure], peer_ended: bool = False) -> list[Failure]:
-    """The same failures. Those that have lost a peer are echoes if one is known to have ended: another of these ranks,
-    which has not lost one itself, or one that has not failed (``peer_ended``)."""
+    """The failures. Those that have lost a peer are echoes if one is known to have ended: another of these ranks, which
+    has not lost one itself, or one that has not failed (``peer_ended``)."""
     known = peer_ended or not all(failure.lost_peer for failure in failures)
     return [replace(failure, is_echo=known and failure.lost_peer) for failure in failures]
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """By time, but those that have lost a peer behind everything else: ranks that fail later fail because of the
-    first."""
+    """The failures by time, but those that have lost a peer behind everything else: ranks that fail later fail because
+    of the first."""
     return sorted(failures, key=lambda failure: (failure.lost_peer, failure.time))
 
 
@@ -117,7 +117,7 @@ class RankExitedError(_RankError, ProcessExitedException):
 
 
 class RankTraceback(Exception):
-    """In a notebook the cause of a rank's error: the rank's traceback, as text, for what shows errors by itself."""
+    """The cause of a rank's error in a notebook: the rank's traceback, as text, for what shows errors by itself."""
 
 
 def _rebuilt(kind: type[SpawnError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> SpawnError:

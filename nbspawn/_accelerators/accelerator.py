@@ -28,7 +28,7 @@ class Load(NamedTuple):
 
 
 class Unavailable(Exception):
-    """It cannot be used as the user wants to. The text says why, and what to do."""
+    """The accelerator cannot be used as the user wants to. The text says why, and what to do."""
 
 
 class Accelerator:
@@ -97,8 +97,8 @@ class Accelerator:
         return getattr(sys.modules.get("torch"), self.type, None)
 
     def initialise(self, rank: int, ranks: int) -> int | None:
-        """Before the command runs, in the ``rank``-th of so many on this machine. Returns the number by which the
-        program knows the rank, if the runtime assigns one.
+        """Initialise the accelerator before the command runs, in the ``rank``-th of so many on this machine. Returns
+        the number by which the program knows the rank, if the runtime assigns one.
 
         The rank's own device becomes the current one as soon as the user's code initialises the runtime, and not
         sooner: a context takes time, and hundreds of MB of the GPU. (With all ranks on the first GPU, a group of NCCL
@@ -128,8 +128,8 @@ class Accelerator:
         return self.module is not None and bool(self.module.is_initialized())
 
     def load(self, index: int) -> Load:
-        """Of the device with this index, which this process has initialised; in some milliseconds, and whatever the
-        device does meanwhile."""
+        """The load of the device with this index, which this process has initialised. Takes some milliseconds, whatever
+        the device does meanwhile."""
         return Load(index)
 
     def synchronize(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Cpu(Accelerator):
-    """One rank on each core."""
+    """The machine's processors: one rank on each core."""
 
     type, title, word = "cpu", "CPU", "cpu"
     backends = ("gloo",)

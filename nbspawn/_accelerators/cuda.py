@@ -31,8 +31,8 @@ class Cuda(Accelerator):
         return torch.version.cuda is not None
 
     def count(self, env: Mapping[str, str]) -> int:
-        """By NVML, in microseconds. ``torch.cuda.device_count()`` can initialise CUDA in the kernel, and then no
-        forked rank could use it: where NVML does not know, it is asked in another process."""
+        """The number of GPUs, by NVML, in microseconds. ``torch.cuda.device_count()`` can initialise CUDA in the
+        kernel, and then no forked rank could use it: where NVML does not know, it is asked in another process."""
         if not self.is_built() or not self._has_driver():
             return 0
         lists = [env[name] for name in self.visible if name in env]
@@ -47,7 +47,7 @@ class Cuda(Accelerator):
         return super().count(env)
 
     def _has_driver(self) -> bool:
-        """Without it there is nothing that another process would find. To load it initialises nothing."""
+        """Is there CUDA's driver? Without it no process would find a GPU. To load it initialises nothing."""
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -111,7 +111,8 @@ def _is_partitioned(nvml: ctypes.CDLL, index: int) -> bool:
 
 
 def _seen(indices: list[str], there: int) -> int:
-    """Of so many GPUs, as CUDA reads the list: up to the first that is not there, and none if one is listed twice."""
+    """The indices that CUDA takes from this list, of so many GPUs: up to the first that is not there, and none if one
+    is listed twice."""
     seen: list[int] = []
     for index in map(int, indices):
         if not 0 <= index < there:
@@ -144,7 +145,7 @@ class Rocm(Cuda):
         return int(torch.cuda._raw_device_count_amdsmi())
 
     def load(self, index: int) -> Load:
-        """By the package amdsmi, which torch asks."""
+        """The load of a GPU of AMD's, by the package amdsmi, which torch asks."""
         try:
             busy, used = self.module.utilization(index), self.module.device_memory_used(index)
         except Exception:  # it is not installed, or as different from version to version as its errors

@@ -29,7 +29,7 @@ _RUNTIMES = ("cuda", "xpu", "mtia", "hpu", "npu", "tpu")
 
 
 def named(name: str) -> Accelerator:
-    """That of a launch: one of ASKED_FOR, or '' for what torch is built for."""
+    """The accelerator of a launch: one of ASKED_FOR, or '' for what torch is built for."""
     return ASKED_FOR[name] if name else own()
 
 
@@ -39,12 +39,13 @@ def own() -> Accelerator:
 
 
 def own_gpu() -> torch.device:
-    """In a rank: its GPU, for what was on one in the kernel; the CPU where there is none, or ranks are to use none."""
+    """In a rank: the device for what was on one in the kernel; the CPU where there is none, or ranks are to use
+    none."""
     return (CPU if _ranks_are_for == CPU.type else own()).device(int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def ranks_are_for(name: str) -> None:
-    """In a rank, at its start: what it was started for, as in ``named``."""
+    """In a rank, at its start: note what it was started for, as in ``named``."""
     global _ranks_are_for
     _ranks_are_for = name
 

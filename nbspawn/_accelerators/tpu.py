@@ -49,7 +49,7 @@ class Tpu(Accelerator):
         return importlib.util.find_spec("torch_tpu") is not None
 
     def count(self, env: Mapping[str, str]) -> int:
-        """Those that torch_tpu can use. Raises Unavailable where it can use none."""
+        """The number of chips that torch_tpu can use. Raises Unavailable where it can use none."""
         if not self.is_built():
             raise Unavailable(
                 "torch_tpu is not installed in this environment: `pip install torch_tpu`, on a machine with a TPU"
@@ -68,7 +68,7 @@ class Tpu(Accelerator):
         raise Unavailable("--devices selects GPUs: torch_tpu assigns a TPU to each rank itself")
 
     def prepare(self, nprocs: int, env: Mapping[str, str]) -> dict[str, str]:
-        """As torch_tpu's documentation prescribes for the launching process, whose environment is set for it."""
+        """The environment that torch_tpu's documentation prescribes for the launching process, which sets it."""
         import torch
 
         found = self.count(env)

@@ -99,8 +99,8 @@ class Xla(Accelerator):
         return device_type(env) == "TPU" and runtime is not None and runtime._xla_runtime_is_initialized()
 
     def initialise(self, rank: int, ranks: int) -> int | None:
-        """As torch_xla's launcher does in each of its processes. Its ordinal may differ on a TPU from the order of the
-        processes.
+        """Make this process one of torch_xla's, as its launcher does. Its ordinal may differ on a TPU from the order of
+        the processes.
 
         Raises RuntimeError if this process has several devices: torch_xla then has a thread for each, but a rank is a
         process.

@@ -14,7 +14,8 @@ _AFTER = 10.0  # seconds to the next question: clocks drift apart
 
 
 class Clock:
-    """Its ``offset`` is what to add to this node's CLOCK_MONOTONIC to have the kernel's, right to ``error`` seconds."""
+    """The kernel's clock as this node knows it: ``offset`` plus this node's CLOCK_MONOTONIC, right to ``error``
+    seconds."""
 
     def __init__(self) -> None:
         self.offset = self.error = 0.0

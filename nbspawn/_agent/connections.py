@@ -67,7 +67,7 @@ class Connections:
 
     @property
     def address(self) -> str:
-        """This node's own, at which the kernel sees it."""
+        """The address of this node at which the kernel sees it."""
         return str(self._control.getsockname()[0])
 
     @property
@@ -106,7 +106,7 @@ class Connections:
         return WithBuffers(transfer, body), buffers
 
     def ask_for_the_time(self) -> None:
-        """If that is due."""
+        """Ask the kernel for the time, if that is due."""
         if (question := self.clock.question()) is not None:
             self.send(question)
 

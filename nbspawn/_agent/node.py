@@ -160,7 +160,7 @@ class Node:
         self._context.run(commands)
 
     def _release(self) -> None:
-        """No rank of this node needs the last command's payload any more."""
+        """Free the last command's payload, which no rank of this node needs any more."""
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -16,7 +16,7 @@ _MOMENTS = ("time", "since", "ready")  # fields of events
 
 
 class Translation:
-    """For one run, in which this node has this place."""
+    """Translates between a node and one run, in which the node has this place."""
 
     def __init__(self, place: Place, clock: Clock) -> None:
         self._place, self._clock = place, clock
@@ -33,13 +33,13 @@ class Translation:
         return replace(event, rank=event.rank + self._place.first, **moments)
 
     def _same(self, position: Position) -> Position:
-        """One object for equal positions, which are most in a message: it is sent once."""
+        """The first of equal positions, which are most in a message: it is sent once."""
         if len(self._positions) > _MOST:
             self._positions.clear()
         return self._positions.setdefault(position, position)
 
     def failure(self, failure: Failure) -> Failure:
-        """The same of a failure."""
+        """A failure of the node, in the run's terms."""
         return replace(
             failure,
             rank=failure.rank + self._place.first,

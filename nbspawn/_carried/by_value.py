@@ -29,7 +29,8 @@ def pack(obj: object) -> bytes:
 
 
 def load(packed: bytes) -> Any:
-    """In the rank. A class of the notebook's is the one that comes with the cell's variables as well."""
+    """In the rank: load what ``pack`` has packed. A class of the notebook's is the one that comes with the cell's
+    variables as well."""
     if _BY_VALUE not in packed:
         return pickle.loads(packed)
     with classes.new_classes_are_the_kernels({}):

@@ -32,7 +32,7 @@ _elsewhere: list[tuple[logging.Logger, logging.Handler]] = []
 
 
 def read() -> Logging:
-    """In the kernel."""
+    """In the kernel: the notebook's logging."""
     _elsewhere.clear()
     found = tuple(_described(logger) for logger in _configured())
     _there.clear()
@@ -52,7 +52,8 @@ def note_preloaded() -> None:
 
 
 def put(found: Logging) -> None:
-    """In the rank. A library that is imported later would set its loggers anew: they are set again after it.
+    """In the rank: put the notebook's logging into force. A library that is imported later would set its loggers anew:
+    they are set again after it.
 
     Only what differs is set: setting any level empties the caches of all loggers, which copies their memory."""
     for level, name in found.level_names.items():
@@ -100,8 +101,9 @@ _NOT_SENT = ("stream", "lock", "console", "flush")
 
 
 def _sent(handler: logging.Handler) -> Handler | None:
-    """As it travels, if it writes to the notebook: to a stream of it; or by what a class of the notebook's own does,
-    which prints or displays, unless it is a kind of one that writes elsewhere or holds what cannot travel, a file."""
+    """The handler as it travels, if it writes to the notebook: to one of its streams; or by what a class of the
+    notebook's own does, which prints or displays. None for one that writes elsewhere, or that holds what cannot travel,
+    such as a file."""
     stream = _stream(handler)
     if not stream and not _is_the_notebooks(type(handler)):
         return None

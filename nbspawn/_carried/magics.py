@@ -18,8 +18,8 @@ _EVERY_RANKS = ("IPython", "ipykernel", "nbspawn")
 
 
 def used(shell: Any, source: str, transformed: str) -> tuple[dict[str, Any], set[str]]:
-    """Those that a cell calls, or may call; and the names of those that it may do without, which are extensions' or
-    only perhaps called."""
+    """The notebook's magics that a cell calls, or may call; and the names of those that it may do without, which are
+    extensions' or only perhaps called."""
     called = set(_CALLED.findall(transformed))
     found = _used(shell, called | set(_MENTIONED.findall(source)))
     sure = {name for name in found if name.lstrip("%") in called and _home(found[name]) == "__main__"}
@@ -43,7 +43,7 @@ def _used(shell: Any, names: set[str]) -> dict[str, Any]:
 
 
 def put(shell: Any, magics: Mapping[str, Any]) -> None:
-    """In the rank."""
+    """In the rank: add these magics to the shell's."""
     for name, magic in magics.items():
         kind = "cell" if name.startswith("%%") else "line"
         shell.magics_manager.magics[kind][name.lstrip("%")] = magic

@@ -8,7 +8,8 @@ _put: tuple[str, ...] | None = None
 
 
 def read() -> tuple[str, ...]:
-    """In the kernel. At the kernel's own arguments (its connection file), ``argparse`` in a cell would end the rank."""
+    """In the kernel: the notebook's ``sys.argv``. At the kernel's own arguments (its connection file), ``argparse`` in
+    a cell would end the rank."""
     config = sys.modules.get("traitlets.config")
     own = list(config.Application.instance().argv) if config and config.Application.initialized() else []
     program, *arguments = map(str, getattr(sys, "argv", None) or [""])
@@ -16,7 +17,8 @@ def read() -> tuple[str, ...]:
 
 
 def put(argv: tuple[str, ...]) -> None:
-    """In the rank, for each command: unless the notebook's are as they were, and so the rank's are its own."""
+    """In the rank, for each command: set ``sys.argv``, unless the notebook's is as it was, and so the rank's is its
+    own."""
     global _put
     if argv != _put:
         sys.argv, _put = list(argv), argv

@@ -53,7 +53,7 @@ def note() -> None:
 
 
 def read() -> dict[str, Any]:
-    """In the kernel: their names and their values now. Not what the library has there by itself, again."""
+    """In the kernel: the attributes' names and their values now, but for those that are the library's own again."""
     note()
     values = {}
     for key in _set_by_cells.keys() - _unloadable:
@@ -68,7 +68,8 @@ def read() -> dict[str, Any]:
 
 
 def give_up(name: str) -> bool:
-    """In the kernel: ranks cannot load it, and so it is sent no more, until it is set again. False for other names."""
+    """In the kernel: send this attribute no more, until it is set again, because ranks cannot load it. False for other
+    names."""
     found = name in _set_by_cells
     if found:
         _unloadable.add(name)

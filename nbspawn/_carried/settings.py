@@ -21,7 +21,8 @@ from nbspawn._protocol.settings import Filter, Packed, Settings
 
 
 def read() -> Settings:
-    """Those of this process and, for what torch keeps for each thread, of this thread. About half a millisecond."""
+    """The settings of this process and, where torch keeps them for each thread, of this thread. Takes half a
+    millisecond."""
     found = {name: get() for name, (get, _) in _torch().items()}
     return Settings(
         torch={**found, "default device": _of_rank(found["default device"])},
@@ -57,8 +58,8 @@ def put(settings: Settings) -> None:
 
 
 def adjust(settings: Settings) -> None:
-    """The same in a forked rank. It has inherited them (to set them again takes each rank a millisecond), but for what
-    is a rank's own; the warning filters are those of the launch."""
+    """Set what a forked rank must not inherit; the warning filters are those of the launch. It has inherited the rest:
+    to set that again takes each rank a millisecond."""
     device = settings.torch["default device"]
     if device != _default_device():
         sys.modules["torch"].set_default_device(device)
@@ -106,7 +107,8 @@ def _torch() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
 
 
 def _default_device() -> str | None:
-    """Not by torch.get_default_device(), which makes a tensor on it: that would initialise CUDA in the kernel."""
+    """The default device, not by torch.get_default_device(), which makes a tensor on it: that would initialise CUDA in
+    the kernel."""
     torch: Any = sys.modules["torch"]
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else str(context.device)
@@ -118,7 +120,8 @@ def _of_rank(device: str | None) -> str | None:
 
 
 def _by_older_name(get: Callable[[], Any]) -> Any:
-    """None where the notebook has set it by torch.backends' newer ``fp32_precision`` to what has no older name."""
+    """What ``get`` returns; None where the notebook has set it by torch.backends' newer ``fp32_precision`` to what has
+    no older name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 warns of the function, whoever reads
         try:
@@ -148,7 +151,7 @@ def _precisions() -> dict[tuple[str, str], str]:
 
 
 def _put_precisions(wanted: Mapping[tuple[str, str], str]) -> None:
-    """Only what differs: one that is not set takes after the more general one."""
+    """Set the precisions that differ: one that is not set takes after the more general one."""
     torch: Any = sys.modules["torch"]
     for of, precision in wanted.items():
         if torch._C._get_fp32_precision_getter(*of) != precision:
@@ -159,7 +162,8 @@ def _put_precisions(wanted: Mapping[tuple[str, str], str]) -> None:
 
 
 def _packed(options: Mapping[str, Any]) -> dict[str, Packed]:
-    """Each for itself: some are functions, and one that cannot travel must not keep the others here."""
+    """The options, each pickled by itself: some are functions, and one that cannot travel must not keep the others
+    here."""
     found = {}
     for name, value in options.items():
         with suppress(Exception):  # pickling runs whatever code an object brings; the rank has its default then
@@ -184,7 +188,7 @@ def _numpy() -> dict[str, Any]:
 
 
 def _numpy_errors() -> dict[str, str]:
-    """Those that need no function of the notebook's."""
+    """What numpy does about floating-point errors, but for what needs a function of the notebook's."""
     numpy: Any = sys.modules.get("numpy")
     found = numpy.geterr() if hasattr(numpy, "geterr") else {}
     return {name: action for name, action in found.items() if action not in ("call", "log")}
@@ -198,7 +202,7 @@ def _put_numpy(options: Mapping[str, Packed], errors: Mapping[str, str]) -> None
 
 
 def _pandas() -> dict[str, Any]:
-    """Those that differ from their defaults."""
+    """The options that differ from their defaults."""
     if "pandas" not in sys.modules:
         return {}
     try:
@@ -240,7 +244,7 @@ def _put_matplotlib(options: Mapping[str, Packed]) -> None:
 
 
 def _figures() -> dict[str, Any]:
-    """Before the first figure they are in the shell's configuration only."""
+    """The settings of inline figures. Before the first figure they are in the shell's configuration only."""
     config: Any = sys.modules.get("matplotlib_inline.config")
     if not hasattr(config, "InlineBackend") or not config.InlineBackend.initialized():
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -271,7 +275,8 @@ def _described(one: Any) -> Filter:
 
 
 def _put_warnings(filters: tuple[Filter, ...]) -> None:
-    """All of them, in the same order. One whose category is not known yet comes first when that has been imported."""
+    """Set all filters of warnings, in the same order. One whose category is not known yet comes first when that has
+    been imported."""
     warnings.resetwarnings()
     for one in filters:
         if (category := _category(one)) is not None:

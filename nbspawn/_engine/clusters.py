@@ -20,9 +20,9 @@ class Cluster:
 
     @property
     def module(self) -> Any:
-        """It has ``starter(where, nprocs, nodes, backend)``, which returns a ``Starter`` (base.py) for so many ranks on
-        so many nodes; and, for ``python -m nbspawn``, ``found(where)``: pairs of texts about the cluster, and how many
-        of its nodes can have a rank. Both raise UsageError, and StartError where there is no cluster."""
+        """The module. It has ``starter(where, nprocs, nodes, backend)``, which returns a ``Starter`` (base.py) for so
+        many ranks on so many nodes; and, for ``python -m nbspawn``, ``found(where)``: pairs of texts about the cluster,
+        and how many of its nodes can have a rank. Both raise UsageError, and StartError where there is no cluster."""
         return importlib.import_module(self._module)
 
 

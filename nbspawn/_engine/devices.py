@@ -133,7 +133,7 @@ def _is_device(kind: str) -> bool:
 
 
 def _check_devices(name: str, ranks: int, found: int, accelerator: Accelerator) -> None:
-    """If it is a backend that needs GPUs, one for each rank."""
+    """Raises UsageError if the backend needs a GPU for each rank and there are fewer."""
     if name not in BACKENDS:
         return
     if name not in accelerator.backends:

@@ -57,7 +57,7 @@ class FunctionJob:
         return packing.pack_variables(variables, self.replaced.keys(), vars(sys.modules["__main__"]), descriptors)
 
     def inherited(self) -> dict[str, Any]:
-        """Under fork: the objects themselves."""
+        """The payload under fork: the objects themselves."""
         return self.variables
 
 
@@ -116,12 +116,12 @@ class CellJob:
         return packing.pack_variables({**self.variables, **self.replaced}, optional, self.namespace, descriptors)
 
     def inherited(self) -> dict[str, Any]:
-        """Under fork: nothing, because a rank has the notebook's variables already."""
+        """The payload under fork: nothing, because a rank has the notebook's variables already."""
         packing.track_classes(self.namespace)
         return {}
 
     def without(self, magics: Mapping[str, Any]) -> CellJob:
-        """For ranks that have these: in a kept rank a magic may have a state."""
+        """The job without these magics, which ranks have: in a kept rank a magic may have a state."""
         new = {name: magic for name, magic in self.magics.items() if magics.get(name) is not magic}
         return replace(self, magics=new)
 

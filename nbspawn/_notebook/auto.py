@@ -11,7 +11,8 @@ from typing import Any
 
 
 class AutoMode:
-    """One of IPython's ``input_transformers_cleanup``; ``target`` is the name of the session, None while it is off."""
+    """Auto mode, as one of IPython's ``input_transformers_cleanup``; ``target`` is the name of the session, None while
+    it is off."""
 
     has_side_effects = True
     """IPython then does not call it to check whether a cell that is being typed is complete."""

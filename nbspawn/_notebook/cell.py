@@ -81,7 +81,7 @@ def job(
 
 
 def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
-    """Of the front end's debugger, which is in the kernel."""
+    """A note on the cell's breakpoints in the front end's debugger, which stops the kernel only."""
     debugger = front_end.debugger(shell)
     if not getattr(debugger, "is_started", False):
         return
@@ -148,7 +148,7 @@ def _sources(shell: Any) -> dict[str, tuple[int, tuple[str, ...]]]:
 
 
 def _aliases(shell: Any) -> dict[str, str]:
-    """Those that a rank's shell does not have by itself: a name may mean another command there."""
+    """The aliases that a rank's shell does not have by itself, where a name may mean another command."""
     own = dict(default_aliases())
     return {name: command for name, command in shell.alias_manager.aliases if own.get(name) != command}
 

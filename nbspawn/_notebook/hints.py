@@ -20,8 +20,8 @@ _RANKS_MAGIC = re.compile(r"\s*%%(spawn|ranks)\b.*\n?")
 
 @dataclass(frozen=True)
 class Situation:
-    """In which the ``error`` came: the notebook's ``shell``, whether the ranks are ``kept``, their ``backend``, and
-    whether their process group was created again after an earlier error (``regrouped``)."""
+    """What is known where an ``error`` has come: the notebook's ``shell``, whether the ranks are ``kept``, their
+    ``backend``, and whether their process group was created again after an earlier error (``regrouped``)."""
 
     error: RankRaisedError | RankExitedError
     shell: Any

@@ -312,7 +312,7 @@ def _choice(name: str, choices: Collection[str], value: str) -> Any:
 
 
 def _shown(arguments: Mapping[str, Any]) -> list[Any]:
-    """Those that are widgets: ``fixed`` is none."""
+    """The arguments that are shown, as widgets: ``fixed`` is none."""
     return [one for one in arguments.values() if isinstance(one, ipywidgets.Widget)]
 
 

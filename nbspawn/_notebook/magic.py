@@ -26,7 +26,8 @@ _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto
 
 
 def _without_own_frames(magic: Callable[..., Any]) -> Callable[..., Any]:
-    """For handlers of errors that do not ask ``_render_traceback_``: rich's would show the way through nbspawn."""
+    """Raise errors without nbspawn's own frames, for handlers that do not ask ``_render_traceback_``: rich's would show
+    the way through nbspawn."""
 
     @wraps(magic)
     def run(*args: Any) -> Any:

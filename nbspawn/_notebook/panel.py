@@ -64,7 +64,7 @@ class Subject(Protocol):
         """What one of the buttons shows; None of ranks that are idle, if it is about what they run."""
 
     def do(self, what: str) -> None:
-        """One of the other buttons was pressed."""
+        """Do what one of the other buttons says."""
 
 
 class _OfPool:
@@ -146,7 +146,7 @@ def _of(supervisor: Supervisor | None, what: str) -> Report | None:
 
 
 class Panel:
-    """Of one subject; it may be displayed several times."""
+    """A panel on one subject, which may be displayed several times."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -200,7 +200,7 @@ class Panel:
                 self._close()
 
     def _act(self, action: Action) -> None:
-        """In the kernel's own thread."""
+        """Act in the kernel's own thread."""
         try:
             if action.what in (*REPORTS, VARIABLES.what):
                 report = self._subject.report(action.what)

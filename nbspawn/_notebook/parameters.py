@@ -58,7 +58,7 @@ def values(widgets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(fn: Callable[..., Any], name: str) -> Iterator[inspect.Parameter]:
-    """Those after the rank that can be given by name."""
+    """The parameters after the rank that can be given by name."""
     no_rank = UsageError(f"{name}() must take the rank as its first argument, as with torch's spawn")
     try:
         rank, *others = _signature(fn).parameters.values()
@@ -81,7 +81,8 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Its default, or the type that it is annotated with. (Strings and ``list[int]`` would be taken for choices.)"""
+    """The parameter's default, or the type that it is annotated with. (Strings and ``list[int]`` would be taken for
+    choices.)"""
     if parameter.default is not parameter.empty:
         return parameter.default
     is_type = isinstance(parameter.annotation, type) and get_origin(parameter.annotation) is None

@@ -20,7 +20,7 @@ _LOADING = ".jp-OutputArea-child:not(:has(.jp-OutputArea-output *)):has(+.jp-Out
 
 
 class Picture:
-    """Of one widget. ``hider`` has to be a child of the widget."""
+    """What stays of a widget in a saved notebook. ``hider`` has to be a child of the widget."""
 
     def __init__(self) -> None:
         self._name = f"nbspawn-{uuid.uuid4().hex}"

@@ -36,7 +36,7 @@ class Questions:
         return self.attachment if self.attachment is not None and self.attachment.present else None
 
     def actions(self) -> Sequence[Action]:
-        """None: buttons are elsewhere."""
+        """No actions: the buttons are elsewhere."""
         return ()
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:

@@ -32,7 +32,7 @@ class Slots:
         transient: Mapping[str, Any] | None = None,
         update: bool = False,
     ) -> None:
-        """As ``DisplayPublisher.publish``."""
+        """Publish a display, as ``DisplayPublisher.publish`` does."""
         name = (transient or {}).get("display_id") or uuid.uuid4().hex
         if update and name not in self._slots:
             return
@@ -53,7 +53,7 @@ class Slots:
 
 
 class _Slot:
-    """One display."""
+    """A display, as a widget."""
 
     def __init__(self) -> None:
         self.widget: Any = None
@@ -100,7 +100,7 @@ def close(widget: Any) -> None:
 
 
 def close_parts(widget: Any, besides: Collection[Any] = ()) -> None:
-    """The same without the widget itself; ``besides`` stay, with what they have."""
+    """Close what a widget is made of, but not the widget itself; ``besides`` stay, with what they have."""
     for part in (*getattr(widget, "children", ()), getattr(widget, "layout", None), getattr(widget, "style", None)):
         if isinstance(part, ipywidgets.Widget) and part not in besides:
             close_parts(part, besides)

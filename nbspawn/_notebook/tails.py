@@ -16,13 +16,13 @@ _LONGEST = 500  # characters of each
 
 
 class Tails:
-    """Of one run."""
+    """The ends of the logs of one run."""
 
     def __init__(self) -> None:
         self._printed: dict[int, deque[str]] = {}
 
     def add(self, run: Run, events: Sequence[Event]) -> None:
-        """These have happened."""
+        """Take note of events."""
         for event in events if run.logs else ():
             if isinstance(event, Printed):
                 lines = self._printed.setdefault(event.rank, deque(maxlen=max(10, _LINES // len(run.ranks))))

@@ -15,7 +15,7 @@ class Verb(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """As in help: 'auto on|off'."""
+        """The command as in help: 'auto on|off'."""
         return f"{self.name} {self.argument}".rstrip()
 
 

@@ -20,7 +20,8 @@ from nbspawn._state.run import Run
 
 
 class NotebookView:
-    """One display that is updated in place: a saved notebook contains the last state, readable without a kernel.
+    """Shows a run in one display that is updated in place: a saved notebook contains the last state, readable without a
+    kernel.
 
     ``publish`` is the display publisher of the shell, or of a widget. ``kind`` is 'html' (together with text, for
     consoles and converters), 'text', or 'quiet' for no table; ``profile`` unfolds the profile; ``controls`` are buttons
@@ -189,7 +190,7 @@ class ViewControls(Protocol):
         """The view is there; what the ranks print comes below."""
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
-        """These have happened; called some times a second."""
+        """Take note of events; called some times a second."""
 
     def set_disabled(self, disabled: bool) -> None:
         """The user is asked something, or not any more."""

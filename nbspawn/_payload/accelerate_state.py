@@ -27,7 +27,7 @@ _made_anew: set[type] = set()
 
 
 def forget() -> None:
-    """In a rank that was forked from the notebook."""
+    """In a rank that was forked from the notebook: forget the notebook's state."""
     accelerate = sys.modules.get(_MODULE)
     if accelerate is None:
         return
@@ -65,7 +65,8 @@ def is_training_arguments(kind: type) -> bool:
 
 
 def reduce_training_arguments(arguments: Any) -> Any:
-    """They keep the device, and the number of GPUs, that they have found; in the rank they look again."""
+    """Pickle transformers' arguments without the device, and the number of GPUs, that they have found: in the rank they
+    look again."""
     make, what, state, *rest = arguments.__reduce_ex__(5)
     found = ("_setup_devices", "_n_gpu")
     return make, what, {name: value for name, value in state.items() if name not in found}, *rest
@@ -91,7 +92,8 @@ def _gradient_state(plugin: dict[str, Any]) -> Any:
 
 
 def _make_anew_when_asked(cls: Any, settings: dict[str, Any]) -> None:
-    """Not at once: making it makes a process group, as under torchrun, and a cell may not use it at all."""
+    """Have the state made when it is asked for: that makes a process group, as under torchrun, and a cell may not use
+    it at all."""
     if cls in _made_anew:
         return
     _made_anew.add(cls)

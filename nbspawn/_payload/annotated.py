@@ -71,7 +71,8 @@ def _name(called: ast.expr) -> str:
 
 
 def in_object(obj: Any) -> tuple[set[str], set[str]]:
-    """The same of a function's or a class's annotations that are strings, of a class's bases, or of an alias."""
+    """The names, and the words in strings, as ``in_source`` finds them: in a function's or a class's annotations that
+    are strings, in a class's bases, or in an alias."""
     names: set[str] = set()
     words: set[str] = set()
     todo = [*_values(obj), *getattr(obj, "__orig_bases__", ())] if isinstance(obj, (type, *_FUNCTIONS)) else [obj]
@@ -97,7 +98,7 @@ def _values(obj: Any) -> Iterable[Any]:
 
 
 def sent_along(words: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of these variables that may stand for a type, or lead to one, or are small and plain."""
+    """The variables of these names that may stand for a type, or lead to one, or are small and plain."""
     return {word: namespace[word] for word in words if word in namespace and _may_be_type(namespace[word])}
 
 

@@ -208,7 +208,7 @@ def _weak_dict(mapping: Any) -> Any:
 
 
 def _cached_property(cached: Any) -> Any:
-    """Before Python 3.12 it has a lock, which is nobody's state."""
+    """Reduce a cached property, which before Python 3.12 has a lock that is nobody's state."""
     return functools.cached_property, (cached.func,), {"attrname": cached.attrname, "__doc__": cached.__doc__}
 
 

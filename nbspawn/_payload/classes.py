@@ -37,7 +37,7 @@ def reduce(cls: type, by_default: Callable[[type], Any], digest: Callable[[objec
 
 
 def reduce_definition(obj: Any, digest: Callable[[object], str] | None) -> Any:
-    """The same for what _payload/definitions.py knows."""
+    """How to pickle what _payload/definitions.py knows, as ``reduce`` does for classes."""
     if definitions.has_importable_name(obj):
         return NotImplemented
     return _of_kernel(obj, digest) or definitions.parts(obj)

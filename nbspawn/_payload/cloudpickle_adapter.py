@@ -60,11 +60,11 @@ def _pickler_class() -> Any:
             return NotImplemented if reducer is None else reducer(obj)
 
         def reduce_by_default(self, obj: Any) -> Any:
-            """As cloudpickle does: functions and classes by value where they cannot be imported."""
+            """Reduce as cloudpickle does: functions and classes by value where they cannot be imported."""
             return super().reducer_override(obj)
 
         def reduce_function(self, function: Any, by_value: bool) -> Any:
-            """The same, but with the closure's cells as they are: functions that share one go on sharing it, where
+            """Reduce a function with the closure's cells as they are: functions that share one go on sharing it, where
             cloudpickle gives each a copy. ``by_value``: even if it could be imported."""
             if not by_value and (function.__closure__ is None or is_pickled_by_name(function)):
                 return super().reducer_override(function)
@@ -121,7 +121,7 @@ def make_class_id(cls: type) -> str:
 
 
 def class_id(cls: type) -> str | None:
-    """The same, but None if the class has none."""
+    """The id of a class as ``make_class_id`` gives it, or None if it has none."""
     from cloudpickle import cloudpickle
 
     found: str | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(cls)

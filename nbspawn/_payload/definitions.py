@@ -107,7 +107,7 @@ def is_mark(kind: type) -> bool:
 
 
 def reduce_mark(mark: object) -> Any:
-    """By its name; by itself it would be another object."""
+    """Reduce a mark to its name; by itself it would be another object."""
     return getattr, (dataclasses, _MARKS[type(mark)])
 
 

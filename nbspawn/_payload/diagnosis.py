@@ -232,7 +232,7 @@ def _key(key: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Its type and its text; a user's ``__str__`` may raise in its turn."""
+    """The error's type and text; a user's ``__str__`` may raise in its turn."""
     try:
         text = " ".join(str(error).split())
     except Exception as broken:

@@ -60,7 +60,7 @@ def _spec(name: str) -> Any:
 
 
 def add(module: str, name: str, value: object) -> None:
-    """It has come from this module."""
+    """Note that something has come from this module."""
     if _came not in sys.meta_path:
         sys.meta_path.append(_came)
     _came.modules.setdefault(module, {})[name] = value

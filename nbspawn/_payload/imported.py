@@ -45,7 +45,7 @@ def by_code(code: CodeType) -> Iterator[str]:
 
 
 def with_late(modules: Iterable[str]) -> frozenset[str]:
-    """These, with what they have torch import. The user's own modules are looked into."""
+    """These modules, with what they have torch import. The user's own modules are looked into."""
     modules = set(modules)
     for name in filter(importable.own_file, list(modules)):
         for value in list(vars(sys.modules[name]).values()):

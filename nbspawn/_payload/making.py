@@ -69,7 +69,7 @@ def _is_slot(cls: type, value: object) -> bool:
 
 
 def _arguments(cls: Any, member: Any) -> tuple[Any, ...]:
-    """With which the type that is mixed in, as in ``class Size(float, Enum)``, makes this member."""
+    """The arguments with which the type that is mixed in, as in ``class Size(float, Enum)``, makes this member."""
     kind = cls._member_type_
     if kind in _MUTABLE:
         return (kind(member),)
@@ -79,7 +79,8 @@ def _arguments(cls: Any, member: Any) -> tuple[Any, ...]:
 
 
 def _generic(cls: type) -> tuple[Any, Any]:
-    """Of what and with which arguments pydantic has made it: there, ``Page[int]`` has to be this class."""
+    """What pydantic has made this class of, and with which arguments: in the rank, ``Page[int]`` has to be this
+    class."""
     made = vars(cls).get("__pydantic_generic_metadata__") or {}
     return made.get("origin"), made.get("args")
 
@@ -185,7 +186,7 @@ def _complete(cls: Any, state: Any) -> None:
 
 
 def _is_notebooks(cls: type) -> bool:
-    """Not to be imported: it travels by its parts, too."""
+    """Is it of the notebook? Then it travels by its parts, too."""
     return cloudpickle_adapter.class_id(cls) is not None
 
 

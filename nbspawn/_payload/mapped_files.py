@@ -20,14 +20,15 @@ def is_array(kind: type) -> bool:
 
 
 class Mappings:
-    """Those that one pickle refers to: each is made once in the rank, however many arrays are views of it."""
+    """The mapped files that one pickle refers to: each is made once in the rank, however many arrays are views of
+    it."""
 
     def __init__(self) -> None:
         self._found: dict[int, _Mapping] = {}
 
     def reduce_array(self, array: Any) -> Any:
-        """By the name of the file. Not what was computed from such an array, and not a copy-on-write one: its changes
-        are in no file."""
+        """Reduce an array to the name of its file. Not what was computed from such an array, and not a copy-on-write
+        one: its changes are in no file."""
         numpy = sys.modules["numpy"]
         mapping = getattr(array, "_mmap", None)
         if mapping is None or array.filename is None or array.mode == "c" or array.dtype.hasobject:
@@ -72,8 +73,8 @@ def _array(kind: Any, whole: Any, offset: int, writeable: bool, *layout: Any) ->
 
 
 def reduce_storage(storage: Any) -> Any:
-    """That of ``torch.from_file(..., shared=True)`` by the name of the file, None for another one. torch 2.4 has a name
-    for shared memory, too."""
+    """Reduce the storage of ``torch.from_file(..., shared=True)`` to the name of the file; None for another one. torch
+    2.4 has a name for shared memory, too."""
     name = getattr(storage, "filename", None)
     if not name or name.startswith("/torch_"):
         return None

@@ -24,7 +24,7 @@ def in_source(tree: ast.AST) -> frozenset[str]:
 
 
 def in_function(function: types.FunctionType) -> dict[str, Any]:
-    """Those of its globals that only its strings name, if they are to be sent along."""
+    """The globals of a function that only its strings name, if they are to be sent along."""
     words = {word for text in _texts(function.__code__) if text != function.__doc__ for word in _words(text)}
     return sent_along(words, function.__globals__)
 

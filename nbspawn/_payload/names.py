@@ -121,7 +121,7 @@ def names_bound(source: str) -> frozenset[str]:
 
 
 class _Cell:
-    """One walk over a cell. ``perhaps`` are the names bound so far by code that may not have run."""
+    """A walk over a cell. ``perhaps`` are the names bound so far by code that may not have run."""
 
     def __init__(self, filename: str, transform: Callable[[str], str], flags: int) -> None:
         self.filename = filename

@@ -73,7 +73,7 @@ class Memories:
         return [region for group in groups if len(group) > 1 and (region := Region(group)).is_full]
 
     def reduce_of_pandas(self, obj: Any) -> Any:
-        """By its own ``__reduce__``, and what is in that is no matter of ours."""
+        """Reduce an object of pandas by its own ``__reduce__``, and what is in that is no matter of ours."""
         reduced = obj.__reduce_ex__(5)
         todo = [reduced]
         for one in todo:  # it grows
@@ -86,7 +86,7 @@ class Memories:
         return reduced
 
     def reduce_array(self, array: Any) -> Any:
-        """One of numpy's own class."""
+        """Reduce an array of numpy's own class."""
         if id(array) in self._apart:
             return NotImplemented
         if 0 in array.strides and array.size > 1 and not array.dtype.hasobject:
@@ -100,7 +100,8 @@ class Memories:
         return _view, (region, array.dtype, array.shape, array.strides, first, array.flags.writeable)
 
     def reduce_storage(self, storage: Any) -> Any:
-        """One in the memory of this process; None for one that lies alone, or of which that is not known yet."""
+        """Reduce a storage in the memory of this process; None for one that lies alone, or of which that is not known
+        yet."""
         self._storages.append(storage)
         region = self._region(extent := _of_storage(storage)) if self._regions and storage.nbytes() else None
         return None if region is None else (_storage, (region, extent.start - region.start, extent.own))

@@ -49,20 +49,20 @@ def _name_of_original(obj: Any) -> str:
 
 
 def _is_of_its_module(obj: Any) -> bool:
-    """Not a wrapper, which has another's name."""
+    """Is it of the module that it names? A wrapper has another's name."""
     if isinstance(obj, types.FunctionType):
         return obj.__globals__ is vars(sys.modules[obj.__module__])
     return not isinstance(obj, type(functools.lru_cache(len)))
 
 
 def keep(module: str, name: str) -> None:
-    """In a rank, before it is replaced."""
+    """In a rank: keep an attribute before it is replaced."""
     with suppress(AttributeError, KeyError):
         _kept.setdefault(f"{module}:{name}", attribute(module, name))
 
 
 def attribute(module: str, name: str) -> Any:
-    """Of an imported module; ``name`` may lead through classes. Raises AttributeError or KeyError."""
+    """An attribute of an imported module; ``name`` may lead through classes. Raises AttributeError or KeyError."""
     return operator.attrgetter(name)(sys.modules[module])
 
 

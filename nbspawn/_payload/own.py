@@ -74,7 +74,7 @@ def _own_stream(name: str) -> Any:
 
 
 def _loader(loader: Any) -> Any:
-    """With ``persistent_workers`` it keeps its workers, and starts others where it has none."""
+    """Reduce a DataLoader. With ``persistent_workers`` it keeps its workers, and starts others where it has none."""
     if getattr(loader, "_iterator", None) is None:
         return NotImplemented
     make, args, state, *rest = loader.__reduce_ex__(5)

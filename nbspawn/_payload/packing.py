@@ -215,7 +215,7 @@ class Value:
         return self._loaded[0]
 
     def text(self) -> str:
-        """Its repr, of at most ``REPR_LIMIT`` characters."""
+        """The value's repr, of at most ``REPR_LIMIT`` characters."""
         return self.result.repr
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[object, ...]]:
@@ -225,7 +225,7 @@ class Value:
 
 
 def _on_host(result: Result) -> list[Any]:
-    """Its buffers, in a process that reads them itself."""
+    """The result's buffers, in a process that reads them itself."""
     return [buffer[:] if isinstance(buffer, shared_memory.DeviceBuffer) else buffer for buffer in result.buffers]
 
 
@@ -242,7 +242,7 @@ def _shown(obj: object) -> str:
 
 
 def _repr(obj: Any, depth: int = 0) -> str:
-    """Its repr, but of a large builtin only so much as is shown."""
+    """The repr of an object, but of a large builtin only so much as is shown."""
     kind = type(obj)
     if kind in (str, bytes, bytearray):
         return repr(obj[:REPR_LIMIT])

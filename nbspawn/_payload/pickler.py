@@ -177,7 +177,7 @@ class Pickler(ByValue):
 
 
 def _digest(obj: object) -> str:
-    """Of what is pickled of it on the way back from a rank."""
+    """A digest of what is pickled of an object on the way back from a rank."""
     digest = hashlib.sha256()
     pickler = Pickler(None, returning=True)
     pickler.dump(obj, _Sink(digest.update))
@@ -280,7 +280,7 @@ def loads(
 
 
 def by_name(variables: Mapping[str, object]) -> WithAnnotated:
-    """The same when it is loaded again; meanwhile ``being_loaded`` tells how far that has come."""
+    """The variables, to be pickled under their names: while they are loaded ``being_loaded`` tells which one is."""
     return WithAnnotated(variables, {_Name(name): value for name, value in variables.items()})
 
 
@@ -326,7 +326,8 @@ def _device(device: Any) -> Any:
 
 
 def _load_on_own_device(buffer: bytearray | memoryview) -> Any:
-    """In the rank. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is the CPU."""
+    """In the rank: load a storage on its own device. Where CUDA does not work (``--env CUDA_VISIBLE_DEVICES=``) that is
+    the CPU."""
     return _load_storage(buffer).to(device=kinds.own_gpu())
 
 

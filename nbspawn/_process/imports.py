@@ -28,7 +28,7 @@ def _places() -> tuple[str, ...]:
 
 
 def installed(modules: Iterable[str]) -> list[str]:
-    """Those of the imported ``modules`` that are in site-packages, in the given order.
+    """The modules among these, which have been imported, that are in site-packages, in the given order.
 
     Editable installs are elsewhere and are left out, as all other code that the user may be editing: a fork server
     would keep the old code. The standard library is left out, too: it is imported by the modules that need it.

@@ -12,8 +12,8 @@ FILE: type = io.IOBase.__base__ or object
 
 
 def named_in(namespace: Mapping[str, object]) -> list[Any]:
-    """Those that a namespace has variables for. Under fork the kernel writes its own out first, and a rank that writes
-    to one of them has but its own text in it then."""
+    """The open files that a namespace has variables for. Under fork the kernel writes its own out first, and a rank
+    that writes to one of them has but its own text in it then."""
     found = []
     for value in list(namespace.values()):
         with suppress(Exception):  # a proxy may raise whatever it is asked

@@ -27,7 +27,7 @@ _inherited: list[Any] = []
 
 
 def find() -> None:
-    """In a process that is to be copied: which libraries are loaded. To find that takes each rank 3 to 10 ms."""
+    """In a process that is to be copied: note which libraries are loaded. To find that takes each rank 3 to 10 ms."""
     _inherited[:] = _loaded(len(sys.modules))
 
 
@@ -38,7 +38,7 @@ def _loaded(modules: int) -> list[Any]:
 
 
 def resize(threads: int) -> None:
-    """In the rank. ``threads`` is for torch and OpenMP."""
+    """In the rank: resize the pools. ``threads`` is for torch and OpenMP."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for library in _inherited or _loaded(0):
         size = threads
@@ -52,9 +52,9 @@ def resize(threads: int) -> None:
 
 
 def _written(library: Any, size: int) -> bool:
-    """Without OpenBLAS's own function, which starts a thread for each core in a forked process, whatever ``size`` is,
-    and these keep the cores busy for 30 ms (goto_set_num_threads in its driver/others/blas_server.c). They start with
-    the first operation that needs them."""
+    """Set OpenBLAS's number without its own function, which starts a thread for each core in a forked process, whatever
+    ``size`` is, and these keep the cores busy for 30 ms (goto_set_num_threads in its driver/others/blas_server.c). They
+    start with the first operation that needs them."""
     if library.internal_api != "openblas" or not hasattr(library, "dynlib"):  # threadpoolctl before 3.2
         return False
     with suppress(ValueError):  # this build hides it

@@ -50,8 +50,8 @@ def _value_of() -> Callable[[FrameType, str], Any] | None:
 
 
 def _local_variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Those of the user's functions that run, the outermost first; where they cannot be read, what they lead to counts
-    as reached by no variable."""
+    """The variables of the user's functions that run, the outermost first; where they cannot be read, what they lead to
+    counts as reached by no variable."""
     value_of = _value_of()
     if value_of is None:
         return

@@ -70,7 +70,7 @@ class Holding:
     place: tuple[object, ...] = ()
 
     def add(self, piece: Piece, kind: Kind, gradient: bool, mapped: bool) -> bool:
-        """One more storage. Is it the largest so far?"""
+        """Add a storage. Is it the largest so far?"""
         device, like = piece.key[0], (piece.dtype, piece.shape)
         self.size += piece.size
         self.count += 1
@@ -175,7 +175,7 @@ class Walk:
         return device == "cpu" and any(start <= address < end for start, end in self._mapped)
 
     def _lead(self, number: int, owner: str, name: str) -> None:
-        """This object, which ``name`` has led to, leads to a storage that is counted for ``owner``."""
+        """Note that this object, which ``name`` has led to, leads to a storage that is counted for ``owner``."""
         if owner != name:
             self.holdings[owner].also[name] = None
         while number and number not in self._leads:
@@ -245,8 +245,8 @@ def _piece(thing: Any, kind: Kind) -> Piece | None:
 
 
 def _of_tensor(tensor: Any) -> Piece | None:
-    """None of a tensor without memory of its own (on the device meta, a DTensor, which has a local one), or without a
-    storage (a sparse one, which has two)."""
+    """The storage of a tensor; None of one without memory of its own (on the device meta, a DTensor, which has a local
+    one), or without a storage (a sparse one, which has two)."""
     import torch
 
     get = functools.partial(_get, torch.Tensor, tensor)
@@ -275,7 +275,7 @@ def _gradient(tensor: Any) -> object:
 
 
 def _of_array(array: Any) -> Piece | None:
-    """None of a file that is mapped, which takes no memory, and of what has no elements."""
+    """The memory of an array; None of a file that is mapped, which takes no memory, and of what has no elements."""
     import numpy
 
     get = functools.partial(_get, numpy.ndarray)

@@ -41,7 +41,7 @@ def step_over(folder: str) -> None:
 
 
 def leave() -> None:
-    """In a forked copy of such a process, which was started so: trace nothing here, and start children as ever."""
+    """In a forked copy of a process with such a debugger: trace nothing, and start children as ever."""
     if not is_on():
         return
     sys.settrace(None)

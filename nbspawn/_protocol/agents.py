@@ -135,7 +135,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Refused:
-    """They have not, and why."""
+    """The ranks have not begun, and why."""
 
     reason: str
 

@@ -59,7 +59,7 @@ class Transfer(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """Of one rank, whose number in torch's default group is ``rank``."""
+    """The recorded collectives of one rank, whose number in torch's default group is ``rank``."""
 
     rank: int
     groups: tuple[GroupCalls, ...]

@@ -78,10 +78,10 @@ class Guest:
 
 
 def _prepare(connection: socket.socket, purpose: bytes) -> None:
-    """Without a timeout. Over *life* nothing is ever sent: the operating systems ask and answer there, and end it six
-    seconds after a host or a link is gone. Heartbeats of our own would take a process that is busy, or stopped for a
-    while, for dead. So would the system on a connection with data: one that is not read from for long looks the same
-    as one that is cut."""
+    """Prepare a socket, without a timeout. Over *life* nothing is ever sent: the operating systems ask and answer
+    there, and end it six seconds after a host or a link is gone. Heartbeats of our own would take a process that is
+    busy, or stopped for a while, for dead. So would the system on a connection with data: one that is not read from for
+    long looks the same as one that is cut."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if purpose == LIFE:

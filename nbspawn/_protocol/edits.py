@@ -13,8 +13,8 @@ and hosts have clocks of their own."""
 
 
 class Reload(NamedTuple):
-    """Before the command load the user's modules again whose files are not of the rank's versions but of these
-    ``versions``: the modules of these ``names`` ``alone``, or all but them."""
+    """Which of the user's modules to load again before the command: those whose files are not of the rank's versions
+    but of these ``versions``: the modules of these ``names`` ``alone``, or all but them."""
 
     names: frozenset[str] = frozenset()
     alone: bool = False
@@ -26,7 +26,8 @@ class Reload(NamedTuple):
 
 
 def versions(paths: Iterable[str]) -> dict[str, Version]:
-    """Those that the files have now. One that is not there (its editor may be about to rename a new one) has none."""
+    """The versions that the files have now. One that is not there (its editor may be about to rename a new one) has
+    none."""
     found = {}
     for path in paths:
         with suppress(OSError):

@@ -11,7 +11,7 @@ DIGEST = 16
 
 
 class Statistics(NamedTuple):
-    """Of the elements of a tensor: ``low`` and ``high`` are of those that are not NaN, None if all are."""
+    """What is known of a tensor's elements: ``low`` and ``high`` are of those that are not NaN, None if all are."""
 
     low: float | None
     high: float | None
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All entries; ``cut``: only the first of them, because there are too many."""
+    """The entries of a value; ``cut``: only the first of them, because there are too many."""
 
     entries: tuple[Entry, ...]
     cut: bool

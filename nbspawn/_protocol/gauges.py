@@ -65,7 +65,7 @@ class Gauges:
         SLOT.pack_into(self._map, self._offset, *reading[:-1], *self._load, os.getpid())
 
     def look_at_the_device(self) -> None:
-        """For the next readings; takes some milliseconds."""
+        """Read the device, for the next readings; takes some milliseconds."""
         accelerator = kinds.in_use()
         if accelerator is not None:
             self._device_memory()

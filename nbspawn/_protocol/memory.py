@@ -29,10 +29,10 @@ class DeviceMemory(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Of one rank. ``resident`` is the process's, of that ``shared`` with other processes (-1: not known), ``peak`` the
-    most since its start. ``tensors`` is what tensors and arrays in the main memory take, ``pinned`` what torch has of
-    it for transfers to a GPU. ``variables`` are the largest, ``others`` are the rest, ``elsewhere`` is what no variable
-    leads to. ``partial``: were there more objects than are looked at?"""
+    """The memory of one rank. ``resident`` is the process's, of that ``shared`` with other processes (-1: not known),
+    ``peak`` the most since its start. ``tensors`` is what tensors and arrays in the main memory take, ``pinned`` what
+    torch has of it for transfers to a GPU. ``variables`` are the largest, ``others`` are the rest, ``elsewhere`` is
+    what no variable leads to. ``partial``: were there more objects than are looked at?"""
 
     resident: int
     shared: int

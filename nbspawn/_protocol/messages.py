@@ -137,7 +137,7 @@ class Returned:
     collectives: Collectives | None = None
 
     def lost(self, reason: str) -> Returned:
-        """The same without the value, which cannot travel."""
+        """This message without its value, which cannot travel."""
         return replace(self, value=Result(repr=self.value.repr, reason=reason))
 
 
@@ -224,7 +224,7 @@ class Inspected:
     error: str = ""
 
     def lost(self, reason: str) -> Inspected:
-        """The same without the value, which cannot travel."""
+        """This message without its value, which cannot travel."""
         return replace(self, value=None, error=reason)
 
 

@@ -34,7 +34,7 @@ class Place:
 
     @classmethod
     def alone(cls, nprocs: int) -> Place:
-        """All ranks are on this machine."""
+        """The place of ranks that are all on this machine."""
         return cls(0, nprocs, nprocs)
 
     def environment(self, port: int) -> dict[str, str]:

@@ -83,7 +83,8 @@ class _Parts(pickle._Unpickler):
         self.read = whole.read
 
     def load(self) -> Any:
-        """As Python's, in two thirds of the time: what is in memory need not be read in frames."""
+        """Load the value, in two thirds of the time of Python's own loop: what is in memory need not be read in
+        frames."""
         self.metastack: list[Any] = []
         self.stack: list[Any] = []
         self.append = self.stack.append
@@ -109,8 +110,8 @@ _REMEMBERED = 1000  # values of such a type
 
 
 def often_the_same(*kinds: type) -> None:
-    """Of these classes, whose values are hashable, messages have the same ones again and again: pickle then sends each
-    once a message, and it is made once."""
+    """Declare classes whose values are hashable and often repeated within a message: pickle then sends each once, and
+    it is made once."""
     _OFTEN_THE_SAME.update(kinds)
 
 
@@ -232,7 +233,7 @@ def _union(alternatives: Iterable[Any]) -> Shape:
 
 
 def _row(kind: type, declared: Iterable[Any], parts: Callable[[Any], Iterable[Any]] = tuple) -> Shape:
-    """So many values, each of a type of its own; ``parts`` of a value are these."""
+    """The shape of so many values, each of a type of its own; ``parts`` of a value are these."""
     shapes = [shape(one) for one in declared]
 
     def apart(value: Any) -> Any:

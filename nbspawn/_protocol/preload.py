@@ -14,9 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """One stage: ``modules`` are imported in this order, each if a trial shows that it is safe; those in ``trusted``
-    without one. No more are imported once the process's resident memory is above ``memory`` bytes. ``shell``: create
-    IPython's shell, too. ``settle``: tidy up, which takes a second and makes every fork faster.
+    """A stage of imports: ``modules`` are imported in this order, each if a trial shows that it is safe; those in
+    ``trusted`` without one. No more are imported once the process's resident memory is above ``memory`` bytes.
+    ``shell``: create IPython's shell, too. ``settle``: tidy up, which takes a second and makes every fork faster.
 
     Then a fork server that has all of it listens at ``address``. ``environment`` is that of the ranks, as far as it is
     known: of the first plan; the later ones have none."""
@@ -30,12 +30,12 @@ class Plan:
     settle: bool = False
 
     def line(self) -> bytes:
-        """For the importer."""
+        """The plan as a line for the importer."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> Plan:
-        """In the importer."""
+        """In the importer: the plan of a line."""
         return cls(**json.loads(line))
 
 
@@ -59,11 +59,11 @@ class Report:
     failed: str = ""
 
     def line(self) -> bytes:
-        """For the kernel."""
+        """The report as a line for the kernel."""
         return json.dumps({**asdict(self), "modules": sorted(self.modules)}).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> Report:
-        """In the kernel."""
+        """In the kernel: the report of a line."""
         found: dict[str, Any] = json.loads(line)
         return cls(**{**found, "modules": frozenset(found["modules"])})

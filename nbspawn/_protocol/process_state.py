@@ -33,7 +33,7 @@ def has_directory() -> bool:
 
 
 def read() -> ProcessState:
-    """This process's; takes 50 microseconds."""
+    """The state of this process; takes 50 microseconds."""
     limits: dict[str, tuple[int, int]] = {}
     for name, number in _LIMITS.items():
         with suppress(OSError, ValueError):  # not every kernel has each of them

@@ -12,9 +12,9 @@ cannot be pickled, or there is nothing."""
 
 @dataclass(frozen=True)
 class Handler:
-    """One that writes to the notebook: to the ``stream`` 'stdout' or 'stderr', or, of a class of the notebook's own, by
-    what that does (''). ``packed`` is what it is but for its stream and its lock; where that cannot travel, a plain
-    StreamHandler of this ``level`` and ``format`` takes the place of one that has a stream."""
+    """A logging handler that writes to the notebook: to the ``stream`` 'stdout' or 'stderr', or, of a class of the
+    notebook's own, by what that does (''). ``packed`` is what it is but for its stream and its lock; where that cannot
+    travel, a plain StreamHandler of this ``level`` and ``format`` takes the place of one that has a stream."""
 
     stream: str
     level: int
@@ -24,7 +24,7 @@ class Handler:
 
 @dataclass(frozen=True)
 class Logger:
-    """One that was configured. ``filters`` are a list of its own."""
+    """A logger that was configured. ``filters`` are a list of its own."""
 
     name: str
     level: int
@@ -47,7 +47,8 @@ class Logging:
 
 @dataclass(frozen=True)
 class Filter:
-    """As in ``warnings``. The category is named 'module:name', and ``packed`` where the notebook has defined it."""
+    """A filter of ``warnings``. The category is named 'module:name', and ``packed`` where the notebook has defined
+    it."""
 
     action: str
     message: str

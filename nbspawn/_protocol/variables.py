@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class Variables(NamedTuple):
-    """Of one rank: the name and one line about the value of each, in the order in which they were bound; ``more`` were
-    left out."""
+    """The variables of one rank: the name and one line about the value of each, in the order in which they were bound;
+    ``more`` were left out."""
 
     found: tuple[tuple[str, str], ...]
     more: int

@@ -11,7 +11,7 @@ from nbspawn._rank.notebook import namespace
 
 
 def nothing(rank: int) -> None:
-    """Only be there."""
+    """Do nothing: the ranks are only to be there."""
 
 
 def bind(rank: int, variables: dict[str, Any]) -> None:

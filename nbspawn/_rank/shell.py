@@ -126,7 +126,7 @@ def run(
 
 
 class CellRunner:
-    """One cell on its way through the shell, and how it ended."""
+    """A cell on its way through the shell, and how it ended."""
 
     def __init__(self, shell: InteractiveShell, command: RunCell, info: RankInfo) -> None:
         global _ran_in
@@ -386,14 +386,14 @@ class RankDisplayHook(DisplayHook):
         self.shell.user_ns["_"] = result
 
     def log_output(self, format_dict: Mapping[str, Any]) -> None:
-        """No history."""
+        """Log nothing: a rank has no history."""
 
     def finish_displayhook(self) -> None:
         """The default prints a newline."""
 
 
 def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
-    """No widget, whose model lives in a process no front end knows."""
+    """The data that is shown, without a widget, whose model lives in a process that no front end knows."""
     return {kind: value for kind, value in data.items() if kind != _WIDGET or len(data) == 1}
 
 

@@ -127,7 +127,7 @@ def _figures(first: Entry, other: Entry) -> str:
 
 
 def _number(value: object, other: object) -> str:
-    """In as few digits as tell it from the other."""
+    """A number in as few digits as tell it from the other."""
     if not isinstance(value, (float, complex)):
         return str(value)
     texts = (f"{value:.{digits}g}" for digits in (6, 9, 17) if f"{value:.{digits}g}" != f"{other:.{digits}g}")

@@ -47,7 +47,7 @@ def _key(line: str) -> str:
 
 
 def merged(lines: Sequence[str]) -> str:
-    """One line for those that have the same key."""
+    """The line for bars that have the same key."""
     first = lines[0]
     if lines.count(first) == len(lines):
         return first
@@ -64,7 +64,7 @@ def _range(numbers: Sequence[str]) -> str:
 
 
 def _value(number: str) -> float:
-    """Also of a time, '01:02:03'."""
+    """The value of a number, or of a time, '01:02:03'."""
     value = 0.0
     for part in number.lstrip("-").split(":"):
         value = value * 60 + float(part)

@@ -41,7 +41,7 @@ _NO_CALLS = "No calls are recorded in the ranks' process groups."
 
 
 def report(title: str, reports: Reports, snapshot: Snapshot) -> Report:
-    """Under ``title`` what is wrong, and a table for each group."""
+    """A report with what is wrong under its ``title``, and a table for each group."""
     wrong = findings(snapshot, reports)
     found = [group for group in groups(snapshot.run, reports) if any(group.calls.values())]
     tables = [(group, list(_rows(snapshot.run, group))) for group in found[:_GROUPS]]

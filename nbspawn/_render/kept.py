@@ -26,7 +26,7 @@ class KeptRank(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Its row."""
+        """The rank's row."""
         used = [size(self.device_memory), load([self.load])]
         device = "cpu" if self.device_memory < 0 else ", GPU ".join(filter(None, used))
         return str(self.rank), self.state, str(self.pid), size(self.memory), device
@@ -44,7 +44,7 @@ def text(heading: str, ranks: Sequence[KeptRank]) -> str:
 
 
 def html(heading: str, ranks: Sequence[KeptRank]) -> str:
-    """The same; reads without styles."""
+    """The table as HTML, which can be read without styles."""
     rows = [("th", _COLUMNS, f";color:{QUIET};font-weight:normal"), *(("td", rank.cells, "") for rank in ranks)]
     drawn = []
     for tag, cells, style in rows:

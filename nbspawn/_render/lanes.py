@@ -49,7 +49,8 @@ _Shares = Sequence[dict[Activity, float]]
 
 
 def _shares(bins: Sequence[Bin], length: int, windows: int) -> _Shares:
-    """By window, the share of each activity in the rank's time. ``length`` is the number of bins of all windows."""
+    """The shares by window: the share of each activity in the rank's time. ``length`` is the number of bins of all
+    windows."""
     merged = [Bin() for _ in range(windows)]
     for index, one in enumerate(bins):
         merged[index * windows // length].merge(one)

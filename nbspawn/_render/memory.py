@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def rows(reports: Reports) -> list[Row]:
-    """Of the process, of torch as a whole, then the largest variables in the order of their size."""
+    """The rows of the table: the process, torch as a whole, then the largest variables in the order of their size."""
     found = [
         _row("process", reports, lambda one: one.resident),
         _row("shared", reports, lambda one: max(one.shared, 0), "of the process's, with other processes", "part"),
@@ -77,7 +77,7 @@ def rows(reports: Reports) -> list[Row]:
 
 
 def _known(report: Memory, what: str) -> int:
-    """Of all its devices, as far as the driver tells."""
+    """The sum over all devices of the rank, as far as the driver tells."""
     return sum(max(getattr(device.load, what), 0) for device in report.devices)
 
 

@@ -145,7 +145,7 @@ def _order(line: Line) -> tuple[bool, str, int]:
 
 
 def _code(snapshot: Snapshot, frame: Frame) -> str:
-    """With its indentation, where it is the cell's."""
+    """The line's code, with its indentation where it is the cell's."""
     run = snapshot.run
     if frame.file == run.cell and frame.line <= len(run.source):
         line = run.source[frame.line - 1].expandtabs(4)

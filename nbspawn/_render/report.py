@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Report(NamedTuple):
-    """As plain text and as HTML."""
+    """A report, as plain text and as HTML."""
 
     text: str
     html: str
 
     @property
     def data(self) -> dict[str, str]:
-        """As a mime bundle."""
+        """The report as a mime bundle."""
         return {"text/plain": self.text, "text/html": self.html}

@@ -108,7 +108,7 @@ def _is_at(position: tuple[Frame, ...], frames: tuple[Frame, ...]) -> bool:
 
 
 def _lines(frames: tuple[Frame, ...], snapshot: Snapshot) -> Iterator[str]:
-    """As in a traceback: the place, then the line's text."""
+    """The frames as lines of a traceback: the place, then the line's text."""
     left_out = len(frames) - _MOST_FRAMES
     for index, frame in enumerate(frames):
         if 0 < left_out and 4 <= index < 4 + left_out:

@@ -73,8 +73,8 @@ class MergedStream:
     def feed_part(
         self, part: Sequence[Printed], batch: Sequence[Printed], blocks: bool = False
     ) -> tuple[str, list[Printed]]:
-        """The same for this part of the batch, the first lines of some ranks, and for what others have of these lines
-        and before them; and what is left of the batch."""
+        """The text for this part of the batch, which is the first lines of some ranks, for what others have of these
+        lines, and for what comes before them; and what is left of the batch."""
         ends: dict[int, int] = {}
         for event in part:
             ends[event.rank] = ends.get(event.rank, 0) + len(event.lines)

@@ -66,7 +66,8 @@ _BAR = re.compile(r"(?<=%)\|[ \d#\u2588-\u258f]*\||(?<![^ ])[\u2501\u2578\u257a]
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a rank, or several that are in the same state. ``seconds`` is the time since the start of the run."""
+    """A row of the table: a rank, or several that are in the same state. ``seconds`` is the time since the start of the
+    run."""
 
     ranks: tuple[RankStatus, ...]
     state: State
@@ -84,7 +85,7 @@ class Row:
 
     @property
     def cpu(self) -> str:
-        """Of one processor, on average over the ranks: '99 %'."""
+        """The processor time, on average over the ranks: '99 %' of one processor."""
         known = [rank.cpu for rank in self.ranks if rank.cpu is not None]
         return f"{sum(known) / len(known):.0%}".replace("%", " %") if known else ""
 
@@ -95,7 +96,7 @@ class Row:
 
     @property
     def peak(self) -> str:
-        """The same at most, in the whole run."""
+        """The most memory at once in the whole run."""
         return size(max((rank.peak_memory or 0 for rank in self.ranks), default=0))
 
     @property
@@ -111,7 +112,7 @@ class Row:
 
     @property
     def device_peak(self) -> str:
-        """The same at most, in the whole run."""
+        """The most device memory at once in the whole run."""
         return size(max((rank.peak_device_memory for rank in self.ranks), default=0))
 
     @property

@@ -133,8 +133,8 @@ class _Drawing:
         return "".join([*parts, "</svg>"])
 
     def _paths(self, lane: Lane) -> dict[str, list[str]]:
-        """By colour: rectangles, a bin wide and a pixel high per unit. In each bin the activities are on top of one
-        another, by their share; below is a line where something was printed."""
+        """The paths by colour: rectangles, a bin wide and a pixel high per unit. In each bin the activities are on top
+        of one another, by their share; below is a line where something was printed."""
         boxes: dict[tuple[str, int, int], list[list[int]]] = {}
 
         def add(colour: str, top: int, bottom: int, index: int) -> None:

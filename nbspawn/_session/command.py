@@ -20,8 +20,8 @@ from nbspawn.errors import PayloadError
 
 
 class Command:
-    """Of the ``selected`` ranks, since the moment ``started`` (CLOCK_MONOTONIC seconds); its view is open when it has
-    been made. ``release`` frees what was held for it."""
+    """A command of the ``selected`` ranks, sent at the moment ``started`` (CLOCK_MONOTONIC seconds); its view is open
+    when it has been made. ``release`` frees what was held for it."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _OPTION = r"--(?P<name>rtol|atol)(?:=|\s+)(?P<value>\S+)"
 
 
 class Question(NamedTuple):
-    """For each of these ranks: a question that _rank/compare/compared.py answers, by its name, and its arguments."""
+    """A question to each of these ranks, that _rank/compare/compared.py answers, by its name, and its arguments."""
 
     ranks: tuple[int, ...]
     name: str
@@ -95,7 +95,7 @@ def parse(text: str) -> tuple[str, Tolerance]:
 
 
 def checked(expression: str, rtol: Any = 0.0, atol: Any = 0.0) -> tuple[str, Tolerance]:
-    """The same, if it makes sense. Raises UsageError."""
+    """The expression and the tolerances, if they make sense. Raises UsageError."""
     numbers = {}
     for name, value in (("rtol", rtol), ("atol", atol)):
         try:
@@ -142,7 +142,7 @@ def of_idle(pool: Pool, ranks: Sequence[int], expression: str, tolerance: Tolera
 
 
 def conversation(expression: str, ranks: tuple[int, ...], nprocs: int, tolerance: Tolerance) -> Conversation:
-    """With these ranks, of ``nprocs``, which are able to answer."""
+    """The conversation with these ranks, of ``nprocs``, which are able to answer."""
     yield Question(ranks, "evaluate", (expression,))
     found = agreement.compare((yield Question(ranks, "report")))
     numeric = [one for one in found.differing if one.comparable]
@@ -163,7 +163,7 @@ class _Piece(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """One of each group, to be asked."""
+        """The ranks to be asked, one of each group."""
         return tuple(group.ranks[0] for group in self.groups)
 
 
@@ -190,7 +190,7 @@ def _look_closer(
 
 
 def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Those that the same ranks are asked for, of bounded size."""
+    """The pieces in batches that the same ranks are asked for, of bounded size."""
     batch: list[_Piece] = []
     size = 0
     for piece in pieces:

@@ -73,7 +73,7 @@ def _beyond_float(part: torch.Tensor) -> bool:
 
 
 def _add_large(closer: Closer, first: list[int], other: list[int], tolerance: Tolerance) -> None:
-    """The same for integers, exactly."""
+    """Add the differences of integers, exactly."""
     for expected, found in zip(first, other, strict=True):
         if difference := abs(found - expected):
             closer.close &= difference <= tolerance.atol + tolerance.rtol * abs(expected)

@@ -188,7 +188,7 @@ class Pool:
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """Of the command that runs; None if the ranks are idle."""
+        """The supervisor of the command that runs; None if the ranks are idle."""
         command = self._command
         return None if command is None else command.supervisor
 
@@ -378,7 +378,7 @@ inherited.after_fork_in_child(_forget_all)
 
 
 def kept() -> list[Pool]:
-    """Those whose kept ranks are alive, oldest first."""
+    """The pools whose kept ranks are alive, oldest first."""
     return sorted((pool for pool in list(_pools) if pool.options.keep and pool.alive), key=lambda pool: pool.since)
 
 

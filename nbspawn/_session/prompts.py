@@ -168,14 +168,14 @@ class BreakRequests:
             self._asked_at.pop(event.rank, None)
 
     def take_ready(self, run: Run, now: float) -> list[int]:
-        """Those that are to be asked now; one that is at a prompt is asked when it has left that."""
+        """The ranks that are to be asked now; one that is at a prompt is asked when it has left that."""
         ready = [rank for rank in self._wanted if run.ranks[rank].state != "debugging"]
         self._wanted.difference_update(ready)
         self._asked_at.update(dict.fromkeys(ready, now))
         return ready
 
     def take_late(self, now: float) -> list[int]:
-        """Those that were asked a second ago and have not stopped, each of them once."""
+        """The ranks that were asked a second ago and have not stopped, each of them once."""
         late = [rank for rank, since in self._asked_at.items() if now - since >= _BREAK]
         for rank in late:
             del self._asked_at[rank]

@@ -25,7 +25,7 @@ _UNRECORDED = 60.0  # the same where no rank has told anything
 
 
 class RecordedCollectives:
-    """Of the ranks that run one command."""
+    """The recorded collectives of the ranks that run one command."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -85,7 +85,7 @@ class RecordedCollectives:
         return findings(seen, {**reports, **self._returned, **self._raised}, self._raised, self._aborted)
 
     def mismatches(self, run: Run) -> list[str]:
-        """Of ranks that have all ended well: a backend may take what does not match, and give wrong values."""
+        """What did not match, of ranks that have all ended well: a backend may take it, and give wrong values."""
         return [] if self._end is not None else mismatches(run, self._returned)
 
     def _failed_in_collective(self, failure: Failure) -> bool:

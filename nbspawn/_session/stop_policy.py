@@ -111,7 +111,7 @@ class StopPolicy:
         return min(at_most, left) if left > 0 else at_most
 
     def pause(self, seconds: float) -> None:
-        """So long the user was at a prompt: timeouts are paused."""
+        """Pause the timeouts: so long the user was at a prompt."""
         self._deadline += seconds
 
 

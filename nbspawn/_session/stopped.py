@@ -36,7 +36,7 @@ def asked_for(reply: InputReply) -> str | None:
 
 
 class StoppedComparison:
-    """Of what is ``given``, over the ranks that have ``stopped``, of so many. Raises UsageError."""
+    """A comparison of what is ``given``, over the ranks that have ``stopped``, of so many. Raises UsageError."""
 
     def __init__(self, given: str, stopped: Sequence[int], nprocs: int) -> None:
         expression, tolerance = comparison.parse(given)

@@ -87,11 +87,11 @@ class Supervisor:
         return self._view.run
 
     def report(self, what: str) -> Report:
-        """One of ``REPORTS``, about this moment."""
+        """The report about this moment, one of ``REPORTS``."""
         return self._collectives() if what == "collectives" else self._stacks(native=what == "native stacks")
 
     def _stacks(self, note: str = "", open_: bool = True, native: bool = False) -> Report:
-        """With native code of ranks that are stuck, or else of all."""
+        """The stacks, with native code of ranks that are stuck, or else of all."""
         title, seen = f"Where the ranks stand after {self._passed()}{note}", views.snapshot(self.run, self._clock())
         look = self._engine.look(True, range(len(self.run.ranks)) if native else stuck(seen))
         return stacks.report(title, look, seen, open_)
@@ -197,7 +197,7 @@ class Supervisor:
         return run
 
     def _stop_unwatched(self, run: Run) -> Run:
-        """As Stop does, without the view."""
+        """Stop the ranks as Stop does, without the view."""
         presses = self._interrupts.count
         self._engine.stop_at(*self._policy.escalation)
         while not self._engine.settled:

@@ -150,11 +150,11 @@ class Foreground:
     present = True
 
     def ask(self, prompt: str, password: bool) -> InputReply:
-        """By ``input`` or ``getpass``."""
+        """Ask by ``input`` or ``getpass``."""
         return answer(prompt, password)
 
     def actions(self) -> Sequence[Action]:
-        """None: there is nothing outside the view."""
+        """No actions: there is nothing outside the view."""
         return ()
 
 

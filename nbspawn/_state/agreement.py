@@ -60,7 +60,7 @@ class Differing:
 
 @dataclass
 class Agreement:
-    """Of all entries."""
+    """How the ranks agree on all entries of a value."""
 
     ranks: tuple[int, ...]
     cut: int = 0
@@ -123,7 +123,7 @@ def _compare_parts(whole: Agreement, path: str, holders: Mapping[int, Entry | No
 
 
 def _within(orders: Sequence[Sequence[str]], apart: Collection[str]) -> set[str]:
-    """Those paths that lead into what is at one of the paths ``apart``; what contains something precedes it."""
+    """The paths that lead into what is at one of the paths ``apart``; what contains something precedes it."""
     found = set()
     for paths in orders:
         above: str | None = None

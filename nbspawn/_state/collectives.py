@@ -47,7 +47,7 @@ class Group:
         return max(self.calls[rank], default=0)
 
     def at(self, number: int) -> dict[int, Call]:
-        """By rank, the calls with this number."""
+        """The calls with this number, by rank."""
         return {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
 
 
@@ -94,7 +94,7 @@ def findings(
 
 
 def mismatches(run: Run, reports: Reports) -> list[str]:
-    """Of ranks that have ended well: which of their calls did not match, though nothing has failed."""
+    """The calls that did not match, of ranks that have ended well: nothing has failed."""
     found = list(filter(None, (_mismatch(run, group) for group in groups(run, reports))))[:_SENTENCES]
     return [*found, "No rank has failed, but the values that they got are wrong."] if found else []
 
@@ -206,7 +206,8 @@ def _gap(group: Group, failed: Collection[int]) -> Gap | None:
 
 
 def _unable(snapshot: Snapshot, group: Group) -> str:
-    """Of a first call that all ranks are in, and none leaves: NCCL may not get through from one GPU to another."""
+    """A sentence on a first call that all ranks are in, and none leaves: NCCL may not get through from one GPU to
+    another."""
     at = group.at(1)
     if len(at) < len(group.members) or not all(
         call.pending and call.age >= _FIRST and call.operation.startswith("nccl:") for call in at.values()
@@ -319,8 +320,8 @@ def _refused(run: Run, reports: Reports, aborted: Collection[int]) -> Iterator[s
 
 
 def _same_root(run: Run, group: Group, failed: Collection[int]) -> str:
-    """Of a call that all ranks have made, and in which some have lost a peer: which root the others named, nobody
-    knows any more."""
+    """A sentence on a call that all ranks have made, and in which some have lost a peer: which root the others named,
+    nobody knows any more."""
     for rank in sorted(set(failed) & group.calls.keys()):
         number = group.last(rank)
         call = group.calls[rank].get(number)
@@ -364,5 +365,5 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def _to_run(reports: Reports) -> dict[int, int]:
-    """From torch's numbers of ranks to the run's."""
+    """The run's numbers by torch's numbers of ranks."""
     return {report.rank: rank for rank, report in reports.items()}

@@ -58,8 +58,8 @@ class Course:
     """Has another bar been read since, while the end of this one is still to come?"""
 
     def read(self, time: float, value: float, line: str, again: bool) -> None:
-        """One that was in this line. ``again``: of a bar that is being redrawn, and may show what it showed before. The
-        line of one that has ended comes last, and may come after the beginning of the next bar."""
+        """A value that was in this line. ``again``: of a bar that is being redrawn, and may show what it showed before.
+        The line of one that has ended comes last, and may come after the beginning of the next bar."""
         shown = _PERCENT.search(line)
         bar = (line[: shown.start()], int(shown[1])) if shown else None
         if again:
@@ -78,7 +78,8 @@ class Course:
                 self.add(time, value)
 
     def add(self, time: float, value: float) -> None:
-        """One more. Where there are too many, of each two the one that differs less from the one before is dropped."""
+        """Add a value. Where there are too many, of each two the one that differs less from the one before is
+        dropped."""
         self.last = value
         if not math.isfinite(value):
             return
@@ -95,7 +96,7 @@ class Course:
 
 
 class Curves:
-    """Of one run: the first names, and the first ranks that print any."""
+    """The curves of one run: of the first names, and of the first ranks that print any."""
 
     def __init__(self) -> None:
         self._courses: dict[str, dict[int, Course]] = {}
@@ -103,7 +104,7 @@ class Curves:
         self._ranks: set[int] = set()
 
     def add(self, events: Iterable[Event], now: float) -> None:
-        """These have happened by ``now``."""
+        """Take note of events that have happened by ``now``."""
         for event in events:
             if len(self._ranks) == _RANKS and event.rank not in self._ranks:
                 continue
@@ -120,7 +121,7 @@ class Curves:
 
     @property
     def drawn(self) -> Mapping[str, Mapping[int, Course]]:
-        """By name and rank, the first that are curves; those that were logged before those that were printed, among
+        """The curves by name and rank, the first ones; those that were logged before those that were printed, among
         which there are settings, which do not change."""
         return {name: self._curves(name) for name in self._names[:_NAMES]}
 
@@ -158,7 +159,7 @@ class Curves:
                 course.read(now, float(percent or found["value"] or found["whole"]), line, again)
 
     def _course(self, name: str, rank: int) -> Course | None:
-        """None of a name for which there is no room."""
+        """The course of a name; None if there is no room for it."""
         if len(self._courses) == _KNOWN and name not in self._courses:
             return None
         self._ranks.add(rank)

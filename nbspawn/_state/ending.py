@@ -72,7 +72,8 @@ class Ending:
 
     @property
     def detail(self) -> str:
-        """As the table of ranks has it: 'KeyError: 'hieght' (line 8)', 'exit code 7: no data', 'SIGSEGV'."""
+        """The end in the words of the table of ranks: 'KeyError: 'hieght' (line 8)', 'exit code 7: no data',
+        'SIGSEGV'."""
         if self.by_quit:
             return with_line("quit in the debugger", self.line)
         if self.raised:
@@ -90,7 +91,8 @@ class Ending:
 
     @property
     def what(self) -> str:
-        """As an error has it, one line: 'KeyError: 'hieght'', 'process 3 terminated with signal SIGSEGV (…)'."""
+        """The end in the words of an error, in one line: 'KeyError: 'hieght'', 'process 3 terminated with signal
+        SIGSEGV (…)'."""
         if self.raised:
             message = wording.headline(self.message)
             return f"{self.name}: {message}" if message else self.name

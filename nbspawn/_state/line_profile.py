@@ -39,7 +39,7 @@ class Line:
 
 
 class Profile:
-    """Of a ``run``, which may have just begun."""
+    """The profile of a ``run``, which may have just begun."""
 
     def __init__(self, run: Run) -> None:
         self._cell = run.cell

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Moments(NamedTuple):
-    """Of one rank, CLOCK_MONOTONIC seconds, 0 if it has not come to that: it was ``up``; it was ``ready`` for the cell,
-    the process group of ``--backend`` made; the cell had ``run``; its last message was ``received`` in the kernel; its
-    process was ``gone``."""
+    """The moments of one rank, CLOCK_MONOTONIC seconds, 0 if it has not come to that: it was ``up``; it was ``ready``
+    for the cell, the process group of ``--backend`` made; the cell had ``run``; its last message was ``received`` in
+    the kernel; its process was ``gone``."""
 
     up: float = 0.0
     ready: float = 0.0

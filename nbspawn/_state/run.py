@@ -74,7 +74,8 @@ def spot(frames: Sequence[Frame], cell: str | None) -> Frame | None:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it lives).
+    """The state of a rank: ``since`` is when its state began, ``ended`` when its process was gone (seconds, None: it
+    lives).
 
     ``line`` is the line that it is writing, or the last one that was not empty; ``detail`` says how it failed or was
     stopped ("KeyError: 'hieght' (line 8)", "exit code 7", "SIGSEGV"), and ``echo`` says it of one that has lost a peer,
@@ -122,12 +123,12 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
+    """A run of a cell or a function: its ranks, how they were started and ``why`` so, and what was noted on it.
     ``cell`` is the file name of the running cell, if it is one, and ``source`` its lines; ``names`` are what IPython
     calls the notebook's cells ('Cell In[5]'), by file name. ``kept`` ranks stay when they have run it; they may have
-    been there before it (not ``newly_started``). ``banner`` is to stand above all. ``packed`` is when all was
-    there that the ranks need to start. ``hosts`` are the names of the ranks' machines, and ``logs`` their logs, if
-    there are several. ``collectives`` are what ranks have told of theirs, while they stand still."""
+    been there before it (not ``newly_started``). ``banner`` is to stand above all. ``packed`` is when all was there
+    that the ranks need to start. ``hosts`` are the names of the ranks' machines, and ``logs`` their logs, if there are
+    several. ``collectives`` are what ranks have told of theirs, while they stand still."""
 
     ranks: tuple[RankStatus, ...]
     method: str
@@ -163,8 +164,8 @@ class Run:
         return Run(ranks, method, why, now, None, (), log_dir, cell, source, names or {})
 
     def of_kept(self, asked: Collection[int] | None) -> Run:
-        """The same of ranks that stay; those that live already do not start again, and run it if they are
-        ``asked`` to."""
+        """This run as one of kept ranks; those that live already do not start again, and run it if they are ``asked``
+        to."""
         ranks = self.ranks
         if asked is not None:
             states: tuple[State, State] = ("idle", "running")
@@ -233,7 +234,8 @@ def _dropped(run: Run, events: Sequence[Event]) -> list[str]:
 
 
 def _with_echoes(ranks: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
-    """As in nbspawn/errors.py: who has lost a peer has failed because of that one's end, if one has ended."""
+    """The ranks, with those marked that have failed because of another one's end: who has lost a peer, if one has ended
+    (as in nbspawn/errors.py)."""
     if any(rank.echo for rank in ranks) and any(
         not rank.echo and (rank.ended is not None or rank.state in ("failed", "killed", "interrupted"))
         for rank in ranks

@@ -80,7 +80,8 @@ def stall(snapshot: Snapshot) -> str:
 
 
 def _without_threads(snapshot: Snapshot) -> str:
-    """Of forked ranks that compute nothing: a library may wait in them for threads that fork has not copied."""
+    """A sentence on forked ranks that compute nothing: a library may wait in them for threads that fork has not
+    copied."""
     run = snapshot.run
     still = [
         rank

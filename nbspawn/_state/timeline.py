@@ -66,7 +66,7 @@ class Timeline:
 
     @property
     def files(self) -> set[str]:
-        """Those in whose lines ranks have spent time."""
+        """The files in whose lines ranks have spent time."""
         frames = (activity.frame for bins in self.bins for one in bins for activity in one.seconds)
         return {frame.file for frame in frames if frame is not None}
 

@@ -20,13 +20,13 @@ class Doing(tuple[str, str]):
     """A verb in the singular and what follows it: 'is', 'at line 12: x = 3'."""
 
     def of(self, count: int) -> str:
-        """The same of so many ranks."""
+        """What so many ranks do, in words."""
         verb, rest = self
         return f"{verb if count == 1 else _PLURAL[verb]} {rest}"
 
 
 def doing(snapshot: Snapshot, rank: RankStatus) -> Doing:
-    """Of a rank that waits for nobody, as far as is known."""
+    """What a rank does that waits for nobody, as far as is known."""
     if rank.state == "done":
         return Doing(("has", "finished"))
     if rank.state == "idle":

@@ -38,7 +38,8 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def few_ranges(ranks: Iterable[int], width: int) -> str:
-    """The same in at most ``width`` columns, if necessary the first ones and how many they are: '8,10,… (24)'."""
+    """The ranks as ``ranges`` writes them, in at most ``width`` columns: if necessary the first ones and how many they
+    are: '8,10,… (24)'."""
     ranks = sorted(ranks)
     whole = ranges(ranks)
     if len(whole) <= width:

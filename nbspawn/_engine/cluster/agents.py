@@ -60,7 +60,7 @@ class Agents:
             self._timer.cancel()
 
     def done(self) -> None:
-        """It is over. After some idle minutes the nodes are given back."""
+        """The run is over. After some idle minutes the nodes are given back."""
         self.in_use = False
         self._timer = threading.Timer(_IDLE_SECONDS, release, [self])
         self._timer.name = "nbspawn-idle-agents"
@@ -106,7 +106,7 @@ class Agents:
             link.unwatch()
 
     def _wait(self, selector: selectors.BaseSelector, door: Door, waiting: Callable[[str], object]) -> None:
-        """Until all agents have connected, and have said hello."""
+        """Wait until all agents have connected, and have said hello."""
         began = time.monotonic()
         nodes, address = self.starter.nodes, self.starter.address
         while sum(link.hello is not None for link in self.links) < nodes:

@@ -69,7 +69,7 @@ class Door:
             self._arrived(node, self._parts.pop(node))
 
     def _dismiss(self, guest: Guest) -> socket.socket:
-        """It is none any more; its connection."""
+        """Forget this visitor; returns its connection."""
         del self._guests[guest]
         self._selector.unregister(guest.socket)
         return guest.socket

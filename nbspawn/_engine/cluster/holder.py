@@ -11,8 +11,8 @@ import sys
 
 
 class Holder:
-    """Its agent is no child of it: when an actor ends, Ray kills its children, and the guardian would go with them. The
-    agent ends when its standard input does."""
+    """Holds a share of a node, and starts the agent there: not as its child, since Ray kills an actor's children when
+    it ends, and with them the guardian. The agent ends when its standard input does."""
 
     def start(self, arguments: tuple[str, ...], token: str, cpus: int) -> None:
         """Start the agent, which detaches itself; this actor has so many CPUs."""

@@ -50,7 +50,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        """At which other nodes reach it."""
+        """The address at which other nodes reach the node."""
         return self.hello.address if self.hello is not None else ""
 
     @property

@@ -50,12 +50,12 @@ class Node:
 
     @property
     def ranks(self) -> range:
-        """Its ranks' numbers in the run."""
+        """The run's numbers of the ranks on this node."""
         return range(self.first, self.first + self.count)
 
     @property
     def log_paths(self) -> list[str]:
-        """Of its ranks, with its name before each."""
+        """The paths of the logs on this node, each after the node's name."""
         return [f"{self.link.host}:{path}" for path in self.begun.log_paths] if self.begun else [""] * self.count
 
 
@@ -193,7 +193,7 @@ class Nodes:
     def ask_each(
         self, method: str, arguments: Callable[[Node], tuple[Any, ...]], nodes: Sequence[Node] | None = None
     ) -> list[Any]:
-        """The same with other ``arguments`` for each node."""
+        """Call this method of each node's engine as ``ask`` does, with ``arguments`` of its own."""
         number = next(_numbers)
         keys = {(node.link.node, number): node for node in (self._nodes if nodes is None else nodes)}
         self._answers.update(dict.fromkeys(keys))
@@ -203,7 +203,7 @@ class Nodes:
         return [self._answer(method, node, self._answers.pop(key, None)) for key, node in keys.items()]
 
     def _answer(self, method: str, node: Node, answer: Answer | None) -> Any:
-        """None of one that cannot be read."""
+        """The answer of a node; None for one that cannot be read."""
         if answer is None:
             return None
         try:

@@ -76,7 +76,8 @@ def _sign(path: Path) -> int:
 
 
 def _signature(path: Path) -> bytes:
-    """Only the maker of the directory writes this into it. A copy has another inode: its signature is not valid."""
+    """The text that only the maker of the directory writes into it. A copy has another inode: its signature is not
+    valid."""
     return f"made by nbspawn, inode {path.stat().st_ino}\n".encode()
 
 

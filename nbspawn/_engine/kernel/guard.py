@@ -22,7 +22,7 @@ _AGAIN = 8  # runs that have ended: a guardian that is started again gets them, 
 
 
 class Guard:
-    """One guardian a kernel, started with the first run (1 ms here, ready 15 ms later); it ends with the kernel."""
+    """The kernel's one guardian, started with the first run (1 ms here, ready 15 ms later); it ends with the kernel."""
 
     def __init__(self) -> None:
         self._forget()

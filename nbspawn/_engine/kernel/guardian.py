@@ -24,7 +24,7 @@ _TIMEOUT = 5.0  # seconds: what has not ended by then is stuck in the operating 
 
 
 def main() -> None:
-    """Until the kernel's end."""
+    """Wait for the kernel's end, then end what its ranks have left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
         signal.signal(number, signal.SIG_IGN)
     _let_go()
@@ -42,7 +42,8 @@ def main() -> None:
 
 
 def _let_go() -> None:
-    """Of what C code of the kernel has opened for its children, too: an HDF5 file stays locked until all close it."""
+    """Close all descriptors, also those that C code of the kernel has opened for its children: an HDF5 file stays
+    locked until all of them have closed it."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2:
             try:
@@ -162,7 +163,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def _fields(stat: bytes) -> list[bytes]:
-    """Those behind the name of the program, which may hold anything: from the state on."""
+    """The fields from the state on. The program's name before them may contain anything."""
     return stat.rpartition(b")")[2].split()
 
 

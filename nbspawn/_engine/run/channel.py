@@ -50,7 +50,7 @@ class Hub:
         self.send_all({rank: command})
 
     def send_all(self, commands: Mapping[int, Command]) -> None:
-        """One to each of these ranks; often it is the same."""
+        """Send each of these ranks its command; often all get the same one."""
         frames = {id(command): encode_command(command) for command in commands.values()}
         for rank, command in commands.items():
             if rank in self._connections and self._connections[rank].open:

@@ -13,7 +13,7 @@ from nbspawn._protocol.messages import Leaving, Raised, RunCell, RunFunction
 
 
 class CommandState:
-    """Of what each of these ranks was given of one cell or function; replaced whole by the next command's.
+    """What these ranks have been given of one cell or function. The next command's replaces it as a whole.
 
     ``outcomes`` and ``stacks`` are new ones. ``numbers_before`` are the numbers of the commands that ranks had before:
     those that run nothing now may still send messages that belong to them.

@@ -35,7 +35,7 @@ class EventQueue:
         return bool(self._waiting)
 
     def add(self, *events: Event) -> None:
-        """These come next."""
+        """Add events, which come next."""
         self._waiting += events
 
     def add_printed(self, rank: int, offset: int | None = None, ends: bool = True) -> None:

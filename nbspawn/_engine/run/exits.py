@@ -23,8 +23,8 @@ _ENDING = 0.1  # seconds after a sentinel has become readable in which the proce
 
 
 class Exits:
-    """Of the processes of one run. ``sentinels`` are torch's, with the rank of each; one is removed when its process
-    has ended, and until then ``selector`` waits for it."""
+    """The processes of one run, and how they ended. ``sentinels`` are torch's, with the rank of each; one is removed
+    when its process has ended, and until then ``selector`` waits for it."""
 
     def __init__(self, processes: Sequence[Any], sentinels: dict[int, int], selector: selectors.BaseSelector) -> None:
         self.served = all(isinstance(process, ServedProcess) for process in processes)
@@ -56,7 +56,7 @@ class Exits:
         return rank in self._began
 
     def pid(self, rank: int) -> int | None:
-        """Of the rank's process; None if it is not known yet. Never waits."""
+        """The process id of a rank; None if it is not known yet. Never waits."""
         if rank in self._began:
             return self._began[rank][0]
         process = self._processes[rank]

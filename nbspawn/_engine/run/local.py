@@ -102,7 +102,7 @@ class LocalRanks(ProcessContext):
         return self._command.stacks.cell
 
     def host(self, rank: int) -> str:
-        """All ranks are on this machine."""
+        """'' for this machine, on which all ranks are."""
         return ""
 
     @property
@@ -125,12 +125,12 @@ class LocalRanks(ProcessContext):
         return os.fspath(self.files.log(rank))
 
     def fetch_log(self, rank: int, end_only: bool = False) -> str:
-        """The same: it is on this machine."""
+        """The path of the log, which is on this machine."""
         return self.log_path(rank)
 
     @property
     def failures(self) -> list[Failure]:
-        """Of the ranks that failed by themselves, in the order in which that became known."""
+        """The failures of the ranks that failed by themselves, in the order in which they became known."""
         return self._command.outcomes.failures
 
     @property
@@ -259,7 +259,7 @@ class LocalRanks(ProcessContext):
             self._notice_exit(rank)
 
     def _received(self, event: Event, number: int) -> None:
-        """One message from a rank, put behind what that rank had printed by then."""
+        """The events for one message from a rank: what that rank had printed by then, and the message."""
         if isinstance(event, Imported):
             forkserver.server.learned.learn(event.modules)
             return
@@ -316,7 +316,7 @@ class LocalRanks(ProcessContext):
         self._run_due()
 
     def _end_all(self, kill: float, term: float | None = None) -> None:
-        """The same to kept ranks that are idle, too."""
+        """Schedule signals as ``stop_at``, also for kept ranks that are idle."""
         self._command.busy.update(self._exits.living)
         self.stop_at(term=term, kill=kill)
 
@@ -342,7 +342,7 @@ class LocalRanks(ProcessContext):
         return stacks.sentences(self.stood(), self.cell, names, ending)
 
     def stood(self) -> dict[int, tuple[Frame, ...]]:
-        """The same as the frames of each."""
+        """Where each rank was when it was stopped, as frames."""
         return self._command.stacks.stood([failure.rank for failure in self.failures])
 
     def look(self, deep: bool, native: Collection[int] = ()) -> dict[int, Stack]:
@@ -367,7 +367,7 @@ class LocalRanks(ProcessContext):
     # ------------------------------------------------------------ giving back
 
     def _release(self) -> None:
-        """All is over: give every file and socket back."""
+        """Give every file and socket back, when all is over."""
         if self not in running:
             return
         running.discard(self)

@@ -11,7 +11,7 @@ _INTERVAL = 1.0  # seconds between two readings
 
 
 class GaugeReader:
-    """Of the file that is open as ``fd``, with the gauges of ``nprocs`` ranks."""
+    """Reads the gauges of ``nprocs`` ranks from the file that is open as ``fd``."""
 
     def __init__(self, fd: int, nprocs: int) -> None:
         self._fd = fd
@@ -29,7 +29,7 @@ class GaugeReader:
         return [measured for rank in ranks for measured in self.change(rank)]
 
     def change(self, rank: int) -> list[Measured]:
-        """The same of one rank: empty, or one."""
+        """What has changed for one rank: empty, or one reading."""
         reading = gauges.read(self._fd, rank)
         if reading.time == self._last.get(rank, 0.0):
             return []

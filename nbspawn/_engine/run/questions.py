@@ -20,7 +20,7 @@ _TICK = 0.002  # seconds
 
 
 class Questions:
-    """To the ranks of one run."""
+    """Asks the ranks of one run."""
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files

@@ -10,7 +10,7 @@ from nbspawn._protocol.messages import Regroup
 
 
 class Regrouping:
-    """Of one run's ranks. ``grouped``: have they a process group of ``--backend``, which is made anew, too?"""
+    """Has the ranks of one run make their process groups again. ``grouped``: have they one of ``--backend``, too?"""
 
     def __init__(self, grouped: bool) -> None:
         self.grouped = grouped

@@ -44,7 +44,8 @@ class Rendezvous:
         self._store = None
 
     def _close_listener(self) -> None:
-        """Unless that is done. An interrupt may come between any two steps; the next call goes on from there."""
+        """Close the listener, unless that is done. An interrupt may come between any two steps; the next call goes on
+        from there."""
         if self._listener.fileno() != -1:
             with suppress(KeyError):
                 self._selector.unregister(self._listener)

@@ -45,7 +45,7 @@ class Resources:
         self.selector.close()
 
     def announce_interrupt(self, rank: int) -> None:
-        """One more interrupt is about to be sent to the rank: it ignores those that are not announced."""
+        """Announce that one more interrupt is about to be sent to the rank: it ignores those that are not announced."""
         self._announced[rank] = (self._announced[rank] + 1) % 256 or 1
         os.pwrite(self._interrupts, self._announced, 0)
 

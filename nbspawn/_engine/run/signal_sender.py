@@ -20,7 +20,7 @@ _STUCK = 10.0  # seconds after SIGKILL: what has not ended by then waits in the 
 
 
 class SignalSender:
-    """To the ranks of one run, which are ``kept`` or not."""
+    """Sends signals to the ranks of one run, which are ``kept`` or not."""
 
     def __init__(self, exits: Exits, resources: Resources, kept: bool) -> None:
         self._exits = exits

@@ -38,7 +38,8 @@ _THREADS_ANSWER = 0.8  # seconds: the sampler writes them twice a second
 
 
 class Stacks:
-    """Of the ranks that run one command; ``cell`` is the file name of the cell that they run, if they run one."""
+    """The stacks of the ranks that run one command; ``cell`` is the file name of the cell that they run, if they run
+    one."""
 
     def __init__(self, files: RunFiles, cell: str | None) -> None:
         self._files = files
@@ -73,8 +74,8 @@ class Stacks:
         return found | native_code.added({rank: found[rank] for rank in native if rank in found}, pids)
 
     def _wait(self, before: Mapping[int, int], pids: Mapping[int, int]) -> None:
-        """Until these files, which had these sizes, have whole stacks: faulthandler writes line by line, and a rank on
-        a loaded machine pauses at any of them."""
+        """Wait until these files, which had these sizes, have whole stacks: faulthandler writes line by line, and a
+        rank on a loaded machine pauses at any of them."""
         unfinished = set(before)
         begin = now = time.monotonic()
         end = begin + _ANSWER + _ANSWER_A_RANK * len(before)

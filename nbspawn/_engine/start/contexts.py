@@ -28,7 +28,7 @@ _TICK = 0.05  # seconds
 
 
 class _ServerPopen(popen_forkserver.Popen):
-    """As multiprocessing's, on the process's own server."""
+    """multiprocessing's ``Popen``, by the fork server that the process object names."""
 
     _fds: list[int]
 
@@ -48,7 +48,7 @@ class _ServerPopen(popen_forkserver.Popen):
         return self._pid
 
     def known_pid(self) -> int | None:
-        """The same, but None if the server has not reported it yet."""
+        """The pid, or None if the server has not reported it yet."""
         if self._pid is None:
             self._read_report()
         return self._pid
@@ -116,15 +116,16 @@ def _close_all(ends: list[int], sentinel: int) -> None:
 
 
 class _Process(context.Process):
-    """In the rank it is multiprocessing's own class: nothing of the engine is imported there, and the processes that
-    the rank starts itself (DataLoader workers) use the kernel's default start method."""
+    """A process that is multiprocessing's own class in the rank: nothing of the engine is imported there, and the
+    processes that the rank starts itself (DataLoader workers) use the kernel's default start method."""
 
     def __reduce__(self) -> Any:
         return object.__new__, (context.Process,), self.__dict__
 
 
 class ServedProcess(_Process):
-    """Its sentinel delivers the pid, then the exit code; asking for either costs 60 microseconds."""
+    """A process of a fork server. Its sentinel delivers the pid, then the exit code; to ask for either takes 60
+    microseconds."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:

@@ -28,7 +28,7 @@ _PROBE_SECONDS = 5.0  # a healthy child answers in 40 ms; one that hangs never d
 
 
 def unsafe_to_fork() -> list[str]:
-    """Every reason that can be found: the static ones, and if there are none, what a forked probe says."""
+    """The reasons why a fork is not safe: the static ones, and if there are none, what a forked probe says."""
     return fork_hazards() + foreign_threads() or probe()
 
 
@@ -325,8 +325,8 @@ _PAUSE = "omp_pause_resource_all"
 
 @functools.lru_cache(maxsize=1)
 def _openmp_libraries(modules: int) -> set[str]:
-    """Those that are loaded; libraries come with modules, so that as long as no more of these have come (``modules``
-    counts them) there is no need to read the long list of mappings again."""
+    """The OpenMP libraries that are loaded. They come with modules: as long as no more of these have come (``modules``
+    counts them), the long list of mappings need not be read again."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line and "omp" in line}

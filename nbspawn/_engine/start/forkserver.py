@@ -96,7 +96,7 @@ class PrivateServer:
         return self._differs(environment)
 
     def _differs(self, environment: Mapping[str, str]) -> str:
-        """From what the importer has seen."""
+        """Does the environment differ from what the importer has seen?"""
         if changed_at() != self._installed_at:
             return "packages have been installed"
         # An import that sets a variable has set it in the kernel, too, if that has imported the same.
@@ -176,7 +176,7 @@ class PrivateServer:
         return self._planned.difference(self._stage[0])
 
     def _wait(self, end: float, give_up: Callable[[], object]) -> None:
-        """For a moment, or for the next server."""
+        """Wait for a moment, or for the next server."""
         with self._replaced:
             self._replaced.wait(0.05)
         if give_up():
@@ -192,8 +192,8 @@ class PrivateServer:
         return True
 
     def wait_for(self, modules: Collection[str], nprocs: int, give_up: Callable[[], object] = bool) -> str:
-        """So many ranks will import these ``modules``. Wait for a server that has them, if it is there sooner than the
-        ranks would be done with that. Returns what it has waited for. Errors as in ``get``."""
+        """For so many ranks, which will import these ``modules``, wait for a server that has them, if it is there
+        sooner than the ranks would be done with that. Returns what it has waited for. Errors as in ``get``."""
         with self._replaced:
             self.learned.load()
             self.learned.use(modules)
@@ -285,7 +285,7 @@ class PrivateServer:
             self._warming.start()
 
     def _bring_up(self, environment: Mapping[str, str] | None) -> None:
-        """In a thread of its own: a server for whoever waits; then those that have more."""
+        """In a thread of its own: start a server for whoever waits, then those that have imported more."""
         try:
             if self._importer is None or self._importer.has_ended() or self._differs(environment or os.environ):
                 self._start_importer()
@@ -305,7 +305,8 @@ class PrivateServer:
             self._stage = (), 0.0
 
     def _one_more_stage(self) -> tuple[str, ...] | None:
-        """If None, the thread is done, and whoever wants more from now on starts another one."""
+        """The next stage. If there is none, the thread is done, and whoever wants more from now on starts another
+        one."""
         with self._replaced:
             stage = self._next_stage()
             if stage is None:

@@ -127,7 +127,7 @@ class Importer:
             os.kill(self.pid, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """It is sent no more plans; if it carries one out, it ends."""
+        """Send it no more plans; if it carries one out, it ends."""
         inherited.close(self._fd)
         inherited.close(self._lifeline)
 

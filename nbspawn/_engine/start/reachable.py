@@ -40,7 +40,8 @@ def findings(variables: Mapping[str, object], judge: Callable[[Any], str | None]
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Also of executors, queues and a DataLoader's iterators, which parts() takes for things that are what they are."""
+    """The parts of an object, also of executors, queues and a DataLoader's iterators, which parts() takes for things
+    that are what they are."""
     inside = list(islice(parts(value), _PARTS))
     if not inside and not issubclass(type(value), (type, threading.Thread, io.IOBase)):
         inside = [(f".{name}", part) for name, part in attributes(value).items()]

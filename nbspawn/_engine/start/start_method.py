@@ -112,7 +112,7 @@ def _wait_for_server(
 
 
 def _wait_for_imports(modules: Collection[str], nprocs: int, give_up: Callable[[], object]) -> str:
-    """The same for what these ranks will import."""
+    """Wait for what these ranks will import; returns a text about the wait, '' if it was short."""
     began = time.monotonic()
     with _as_errors_of_a_run():
         waited_for = server.wait_for(modules, nprocs, give_up)

@@ -39,7 +39,7 @@ class Numbers:
         self.nbytes = tensor.numel() * tensor.element_size()
 
     def digests(self) -> tuple[bytes, Statistics | None]:
-        """Of each chunk, one after the other; and the statistics, if the type has an order."""
+        """The digests of all chunks, one after the other; and the statistics, if the type has an order."""
         seen = _Seen()
         chunks = range(0, self._tensor.numel(), self._step)
         return b"".join(_digest(_memory(self._values(start, seen))) for start in chunks), seen.statistics
@@ -70,7 +70,7 @@ class Contents:
         self.nbytes = len(data)
 
     def digests(self) -> tuple[bytes, None]:
-        """One, of all."""
+        """One digest of all."""
         return _digest(self._data), None
 
 
@@ -106,7 +106,7 @@ class _Seen:
 
 
 def _elements(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Those from ``start`` to ``stop``, as if the tensor were flat. Of one that is not contiguous a few rows are
+    """The elements from ``start`` to ``stop``, as if the tensor were flat. Of one that is not contiguous a few rows are
     copied."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:stop]

@@ -108,8 +108,8 @@ class _Walk:
             yield from self._object(path, kind, value)
 
     def _function(self, path: str, kind: str, function: Any) -> Iterator[Leaf]:
-        """By its name; one that is not to be found under that also by its code, and what it brings along. Not by the
-        globals that it uses."""
+        """A digest of a function by its name; of one that is not to be found under that also by its code, and what it
+        brings along. Not by the globals that it uses."""
         yield _named(path, kind, function)
         owner = getattr(function, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
@@ -126,7 +126,8 @@ class _Walk:
                 yield from self.parts(f"{path}.{name}", brought)
 
     def _object(self, path: str, kind: str, value: Any) -> Iterator[Leaf]:
-        """By what it would be made of again: https://docs.python.org/3/library/pickle.html#object.__reduce__"""
+        """A digest of an object by what it would be made of again:
+        https://docs.python.org/3/library/pickle.html#object.__reduce__"""
         if members.has_no_other_state(type(value)):
             yield from self._inside(path, kind, members.attributes(value))
             return
@@ -159,7 +160,7 @@ class _Walk:
             yield from self.parts(path + name, element)
 
     def _digest(self, value: Any) -> bytes:
-        """Of a value as a whole, for what has no order."""
+        """A digest of a value as a whole, for what has no order."""
         found = [entry for entry, _ in self.parts("", value)]
         if why := next((entry.skipped for entry in found if entry.skipped), ""):
             raise TypeError(why)
@@ -249,7 +250,8 @@ class _Walk:
                 yield from self.parts(path + name, label)
 
     def _column(self, path: str, column: Any, pandas: Any) -> Iterator[Leaf]:
-        """Without its index: by a hash of each row, which of objects other than strings is only of their text."""
+        """A digest of a column without its index: by a hash of each row, which of objects other than strings is only of
+        their text."""
         kind = f"{type(column).__name__} {column.dtype}[{len(column)}]"
         if column.dtype == object and pandas.api.types.infer_dtype(column, skipna=False) != "string":
             yield from self._inside(path, kind, [(".tolist()", column.tolist())])

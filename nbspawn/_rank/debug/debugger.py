@@ -29,7 +29,7 @@ _early: list[int] = []
 
 @contextmanager
 def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, the user can debug it."""
+    """While the rank lives: let the user debug it."""
     pdb_methods.install(info, channel)
     # Ray sets it in each process that connects to a cluster, to a debugger that works in Ray's own processes only.
     if os.environ.get("PYTHONBREAKPOINT", "ray.").startswith("ray."):
@@ -42,7 +42,7 @@ def prompting(info: RankInfo, channel: Channel) -> Iterator[None]:
 
 
 def not_yet() -> None:
-    """Until the rank can be debugged, remember that it should be (the signal by default would end the process)."""
+    """Until the rank can be debugged: remember that it should be (the signal by default would end the process)."""
     signal.signal(signals.BREAK, lambda signum, frame: _early.append(signum))
 
 

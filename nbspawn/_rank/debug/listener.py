@@ -25,7 +25,8 @@ _LOOPBACK = "127.0.0.1"
 
 @contextmanager
 def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, if the user has asked for it. Otherwise debugpy is not even imported."""
+    """While the rank lives, if the user has asked for it: listen for debugpy's clients. Otherwise debugpy is not even
+    imported."""
     if not info.launch.debugpy:
         yield
         return

@@ -58,7 +58,8 @@ class DebuggedRank:
         self.channel.send(Stopped(self._rank, time.monotonic(), place, frame is None, offset))
 
     def resumed(self, soon: bool) -> None:
-        """It has ended; ``soon`` says that the rank will not stop again at its next line."""
+        """Note that the debugger's prompt has ended; ``soon`` says that the rank will not stop again at its next
+        line."""
         self.at_prompt = False
         self.channel.send(Resumed(self._rank, time.monotonic(), soon))
 
@@ -158,7 +159,7 @@ class RankPdb:
         return rank.frames.has(frame) and original(self, frame)
 
     def user_call(self: Any, original: Method, frame: FrameType, *args: Any) -> None:
-        """From one statement of a cell the next step leads to the next one: no stop at its call."""
+        """Do not stop at the call of a cell's statement: from one statement the next step leads to the next one."""
         if not _is_statement(frame):
             original(self, frame, *args)
 

@@ -34,7 +34,7 @@ def ask(info: RankInfo, channel: Channel, prompt: object, password: bool) -> str
 
 @contextmanager
 def answered_by_kernel(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives, its prompts are sent to the notebook: the rank's own stdin is empty."""
+    """While the rank lives: send its prompts to the notebook: the rank's own stdin is empty."""
 
     def rank_input(prompt: object = "", /) -> str:
         return ask(info, channel, prompt, password=False)

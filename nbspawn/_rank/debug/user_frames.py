@@ -24,7 +24,7 @@ _RUNS_CELLS = tuple(
 
 
 class UserFrames:
-    """As ``info`` knows the notebook's cells."""
+    """Tells the user's frames from others; ``info`` knows the notebook's cells."""
 
     def __init__(self, info: RankInfo) -> None:
         self._info = info

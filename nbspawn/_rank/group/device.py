@@ -47,7 +47,7 @@ def _initialise(accelerator: Accelerator, info: RankInfo) -> None:
 
 
 def choose(info: RankInfo) -> torch.device:
-    """This rank's device. No context is made."""
+    """Choose this rank's device. No context is made."""
     return kinds.named(info.launch.accelerator).device(info.rank)
 
 

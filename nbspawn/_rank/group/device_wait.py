@@ -67,7 +67,7 @@ class DeviceWait:
         return self._changed
 
     def is_in_vain(self, now: float) -> bool:
-        """Of a rank that waits: has NCCL's watchdog ended? It would have aborted the process, so that nobody goes on
+        """Has NCCL's watchdog ended, in a rank that waits? It would have aborted the process, so that nobody goes on
         with wrong numbers, but for TORCH_NCCL_RETHROW_CUDA_ERRORS (environment.py). That it has lived is known from
         before: it ends within a second, where it does not wait for its dump."""
         if self._watched != device_groups.count() or device_groups.watched():

@@ -101,8 +101,8 @@ def serve_own_rendezvous(info: RankInfo) -> None:
 
 
 def lengthen_timeouts(info: RankInfo) -> None:
-    """If a user may look at one rank while the others wait: of all groups that the code makes. gloo would give them up
-    after 30 minutes, NCCL after 10."""
+    """Lengthen the timeouts of all groups that the code makes, if a user may look at one rank while the others wait.
+    gloo would give them up after 30 minutes, NCCL after 10."""
     if info.launch.long_group_timeout:
         after_import("torch.distributed.distributed_c10d", _lengthen_timeouts)
 
@@ -113,7 +113,7 @@ def _lengthen_timeouts() -> None:
 
 
 def keep_destroyed_groups(info: RankInfo) -> None:
-    """Until the next command, hold a process group that the cell has destroyed: a DistributedDataParallel that goes
+    """Hold until the next command a process group that the cell has destroyed: a DistributedDataParallel that goes
     after it would be the last to hold it, and gloo's destructor then waits, with Python's lock, for a thread that waits
     for that lock. In torch 2.13 a function that trains, destroys the group and returns, as in its tutorials, hangs."""
     distributed: Any = sys.modules.get("torch.distributed")

@@ -24,7 +24,7 @@ Unended = Mapping[str, tuple[int, int]]
 
 
 def entries() -> list[dict[str, Any]]:
-    """All that is recorded, in the order of the calls of each backend; nothing where torch has no recorder."""
+    """The recorded entries, in the order of the calls of each backend; nothing where torch has no recorder."""
     found = []
     for dump in _dumps(_HOST, _DEVICE):
         with _without_inductor(sys.modules["torch"]):
@@ -33,8 +33,8 @@ def entries() -> list[dict[str, Any]]:
 
 
 def _with_ends_of_batches(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of a batch of sends and receives (``batch_isend_irecv``) torch marks only the entry that closes it as ended. That
-    is no call of the user's, and has the number of the collective before."""
+    """The entries, with all of a batch of sends and receives (``batch_isend_irecv``) marked as ended: torch marks only
+    the entry that closes it. That is no call of the user's, and has the number of the collective before."""
     found: list[dict[str, Any]] = []
     for entry in entries:
         batch = list(takewhile(functools.partial(_is_closed_by, entry), reversed(found)))

@@ -63,8 +63,8 @@ def _end_groups(dist: Any) -> None:
 
 
 def _renew(model: Any, old: Any) -> None:
-    """Its reducer, in C++, holds the group that it was made with. Another one is made when a model is unpickled; what
-    pickling leaves out is done here."""
+    """Make a model's reducer anew: it is in C++, and holds the group that it was made with. Another one is made when a
+    model is unpickled; what pickling leaves out is done here."""
     import torch.distributed as dist
 
     if str(model._get_ddp_logging_data().get("comm_hook", "")).startswith("BuiltinCommHook"):
@@ -81,7 +81,8 @@ def _renew(model: Any, old: Any) -> None:
 
 
 def _refuse_backward(model: Any) -> None:
-    """Of what its forward has computed before: the new reducer waits for a forward, and would reduce nothing."""
+    """Have a backward raise for what a forward has computed before: the new reducer waits for a forward, and would
+    reduce nothing."""
     import torch
 
     name, parts, there = type(model).__name__, set(map(id, model.modules())), weakref.ref(model)

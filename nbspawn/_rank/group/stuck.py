@@ -31,7 +31,7 @@ _MAX_PENDING = 0.3  # seconds for which an interrupt may be pending
 
 @contextmanager
 def unblocking(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives."""
+    """While the rank lives: release it, on Stop, from what it waits for."""
     unblocker = _Unblocker(info)
     info.on_begin.append(unblocker.reset)  # a look at the handled interrupt may not come before the next one
     info.on_look.append(unblocker.look)

@@ -34,7 +34,7 @@ def plain_errors(shell: Any) -> None:
 
 
 def draw_text(config: Any) -> None:
-    """Also where a library was imported while there was a kernel."""
+    """Have libraries draw text, also those that were imported while there was a kernel."""
     # transformers asks for this name in the shell's configuration, and tqdm.auto for this module.
     config.pop("IPKernelApp", None)
     sys.modules.pop("ipykernel.zmqshell", None)

@@ -26,8 +26,9 @@ def forget_process_state() -> None:
 
 
 def not_interactive() -> None:
-    """In a forked rank, for what the notebook has imported. Lightning looks at its import whether it is in a notebook,
-    and there refuses every strategy but those that fork. Many of its modules have that constant."""
+    """In a forked rank: say to libraries that the notebook has imported that it is not interactive. Lightning looks at
+    its import whether it is in a notebook, and there refuses every strategy but those that fork. Many of its modules
+    have that constant."""
     if not any(name in sys.modules for name in _LIGHTNING):
         return
     for name, module in list(sys.modules.items()):
@@ -36,9 +37,9 @@ def not_interactive() -> None:
 
 
 def have_own_locks() -> None:
-    """In a forked rank. tqdm's bars share a lock between processes, so that those of a DataLoader's workers do not draw
-    over each other; with the kernel a rank shares no terminal. One that raises or is killed while it holds the lock
-    would keep it for good, and every later bar of the notebook would wait for it.
+    """In a forked rank: give libraries locks of its own. tqdm's bars share a lock between processes, so that those of a
+    DataLoader's workers do not draw over each other; with the kernel a rank shares no terminal. One that raises or is
+    killed while it holds the lock would keep it for good, and every later bar of the notebook would wait for it.
 
     In place: each bar's class, and ``tqdm.get_lock()``, hold on to the lock.
     """
@@ -55,9 +56,9 @@ def have_own_locks() -> None:
 
 
 def have_own_workers() -> None:
-    """In a forked rank. A fork copies no thread: a ThreadPoolExecutor of the notebook, or of a library, would wait
-    for its workers for ever. It starts others when it is given work. joblib uses one executor of loky's for all, and
-    makes another where there is none."""
+    """In a forked rank: give executors workers of its own. A fork copies no thread: a ThreadPoolExecutor of the
+    notebook, or of a library, would wait for its workers for ever. It starts others when it is given work. joblib uses
+    one executor of loky's for all, and makes another where there is none."""
     futures: Any = sys.modules.get("concurrent.futures.thread")
     for thread in list(getattr(futures, "_threads_queues", ())):
         known = getattr(thread, "_args", None)  # it has none when it has ended

@@ -47,7 +47,7 @@ def receive(payload: Payload) -> Any:
 
 @contextmanager
 def _own_names_stay() -> Iterator[None]:
-    """While something is loaded that the kernel has sent."""
+    """While something is loaded that the kernel has sent: keep the names that the rank has bound."""
     namespace = of_rank()
     before = dict(namespace)
     came: dict[str, Any] = {}

@@ -33,7 +33,8 @@ def begin(default_method: str | None) -> None:
 
 
 def serve() -> None:
-    """In a rank, when it starts, and in such a process, which may start others."""
+    """Have processes that this one starts load what the notebook defines: in a rank, and in a process that it
+    starts."""
     reduction.dump = _dump
 
 
@@ -50,7 +51,7 @@ def _dumps(obj: object, protocol: Any = None) -> bytes:
 
 
 class _Pickler(ByValue):
-    """With the reducers of multiprocessing, and of torch.multiprocessing: a tensor's memory is shared."""
+    """A pickler with the reducers of multiprocessing, and of torch.multiprocessing: a tensor's memory is shared."""
 
     def reducer(self, kind: type) -> Reducer | None:
         registered: Callable[[Any], Any] | None = reduction.ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]

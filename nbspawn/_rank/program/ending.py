@@ -73,7 +73,7 @@ def begin() -> None:
 
 @contextmanager
 def keeping_handlers() -> Iterator[None]:
-    """In the fork server: while it imports libraries."""
+    """In the fork server, while it imports libraries: keep the handlers that they register."""
     register: Any = atexit.register
 
     def note(handler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,8 +90,8 @@ def keeping_handlers() -> Iterator[None]:
 
 
 def _finalize() -> None:
-    """This process's own finalizers that are due at its end: to remove a TemporaryDirectory, for one. The last one made
-    is the first to run. (To touch the inherited ones would copy their memory.)"""
+    """Run this process's own finalizers that are due at its end: to remove a TemporaryDirectory, for one. The last one
+    made is the first to run. (To touch the inherited ones would copy their memory.)"""
     newest_first = reversed(_finalizers._registry.items())
     for finalizer, info in list(takewhile(lambda one: one[1].index > _first_finalizer, newest_first)):
         if info.atexit:
@@ -133,7 +133,8 @@ def write_soon() -> None:
 
 
 def _forget_shell() -> None:
-    """Of what IPython registers when its shell is made: it would empty the namespace, and so run every destructor."""
+    """Unregister what IPython has registered when its shell was made: it would empty the namespace, and so run every
+    destructor."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None:

@@ -41,13 +41,15 @@ class _Entry(ctypes.Structure):
 
 
 def begin() -> None:
-    """Those that are loaded now are of the process that this one was copied from: what they have to do is its own."""
+    """Note the libraries that are loaded now. They are of the process that this one was copied from: what they have to
+    do is its own."""
     global _inherited
     _inherited = sum(1 for _ in _loaded())
 
 
 def run(code: int) -> None:
-    """Of libraries that this process has loaded. If that takes too long, the process ends."""
+    """Run what the libraries that this process has loaded have for its end. If that takes too long, the process
+    ends."""
     own = [one for one in list(_loaded())[_inherited:] if _is_own(one)]
     if own:
         in_time = threading.Timer(_SECONDS, os._exit, [code])
@@ -76,7 +78,7 @@ def _in_order(libraries: list[_Library]) -> list[_Library]:
 
 
 def _loaded() -> Iterator[_Library]:
-    """In the order in which they were."""
+    """The libraries that are loaded, in the order in which they were."""
     if sys.platform == "linux":
         found = ctypes.cast(ctypes.CDLL(None)._handle, ctypes.POINTER(_Library))
         while found:

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def json_ready(data: Any) -> Any:
-    """As on Jupyter's wire: plain data, binary images as base64. Raises TypeError for what is none of that: it would be
-    an object of somebody's class, which the kernel would have to load; ipykernel refuses it as well."""
+    """The data as on Jupyter's wire: plain, binary images as base64. Raises TypeError for what is none of that: it
+    would be an object of somebody's class, which the kernel would have to load; ipykernel refuses it as well."""
     if data is None or type(data) in (str, int, float, bool):
         return data
     if isinstance(data, (bytes, bytearray, memoryview)):

@@ -105,7 +105,7 @@ def _watch(fd: int) -> None:
 
 
 def move_to_high_fd(fd: int) -> int:
-    """The same file under a high number, which code that closes the low ones (``os.closerange(3, 256)``) does not find;
+    """Move the file to a high number, which code that closes the low ones (``os.closerange(3, 256)``) does not find;
     and no file that it opens then has this number, and what is written to it."""
     lowest = min(_HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
@@ -172,7 +172,7 @@ class Interrupts:
         self(signal.SIGINT, None)  # one that was announced before there was a handler for it
 
     def begin(self, announced: int) -> None:
-        """Of a new command: interrupts up to the number that was ``announced`` before it were for an earlier one. A
+        """Begin a new command: interrupts up to the number that was ``announced`` before it were for an earlier one. A
         library may have put its own handler in the place of this one (Lightning, which ignores a second Stop)."""
         signal.signal(signal.SIGINT, self)
         self._seen, self._pending, self._own, self._unhandled_since = announced, False, False, math.inf
@@ -203,7 +203,7 @@ class Interrupts:
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """While the user's code runs. An interrupt that came before is raised on entry."""
+        """While the user's code runs: raise interrupts. One that came before is raised on entry."""
         self._enabled = True
         try:
             self._raise_pending()
@@ -213,7 +213,7 @@ class Interrupts:
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """While the rank reports: nothing of the user's runs any more that an interrupt could end."""
+        """While the rank reports: postpone interrupts, since nothing of the user's runs any more that one could end."""
         before, self._enabled = self._enabled, False
         try:
             yield

@@ -42,7 +42,7 @@ _log: _Log | None = None
 
 @contextmanager
 def logging(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives."""
+    """While the rank lives: send what ``nbspawn.log`` is given."""
     global _log
     _log = _Log(info.rank, channel)
     yield

@@ -26,7 +26,7 @@ def member(value: enum.Enum) -> object:
 
 
 def numbered(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same, each under a name of its own: keys may be written alike (two NaN), so may columns."""
+    """The items, each under a name of its own: keys may be written alike (two NaN), and so may columns."""
     seen: dict[str, int] = {}
     for name, value in items:
         seen[name] = seen.get(name, 0) + 1

@@ -27,12 +27,13 @@ _ROLLUP = re.compile(r"^(Rss|Shared_Clean|Shared_Dirty): +(\d+) kB", re.MULTILIN
 
 
 def report() -> Memory:
-    """Of this rank."""
+    """What takes the memory of this rank."""
     return of(namespace.of_rank())
 
 
 def of(variables: dict[str, Any]) -> Memory:
-    """Of this process, whose variables are these. May run beside the user's code, in another thread."""
+    """What takes the memory of this process, whose variables are these. May run beside the user's code, in another
+    thread."""
     with uncollected():  # which would look at all that is held meanwhile, and may end what holds the largest
         walk = reached.by(variables)
         unreached, largest = walk.unreached()
@@ -55,7 +56,7 @@ def of(variables: dict[str, Any]) -> Memory:
 
 
 def _held(holding: Holding, way: str, within: str) -> Held:
-    """In words. ``way`` leads to the largest tensor, which is directly ``within`` something."""
+    """A holding in words. ``way`` leads to the largest tensor, which is directly ``within`` something."""
     largest = holding.largest
     if largest is None:
         return Held("", 0, "")
@@ -104,7 +105,7 @@ def _process() -> tuple[int, int]:
 
 
 def _devices() -> tuple[DeviceMemory, ...]:
-    """Of the GPUs that this process uses."""
+    """The memory of the GPUs that this process uses."""
     accelerator = kinds.in_use()
     if accelerator is None:
         return ()

@@ -72,7 +72,7 @@ def _holders(thing: object, known: Collection[int]) -> list[object]:
 
 
 def _step(before: object, above: Any, thing: object) -> str:
-    """From an object to one that it leads to; ``before`` has led to the first."""
+    """The step from an object to one that it leads to; ``before`` has led to the first."""
     cls = type(above)
     if issubclass(cls, dict):
         key = _key(above, thing)
@@ -102,7 +102,7 @@ def _owner(thing: object) -> object:
 
 
 def _name(thing: Any) -> str:
-    """Of what a user knows by its name; '' of containers, and of what lies between these and objects."""
+    """The name of what a user knows by one; '' for containers, and for what lies between these and objects."""
     cls = type(thing)
     if issubclass(cls, type):
         return f"class {type_text(thing, '__name__')}"

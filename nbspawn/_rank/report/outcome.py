@@ -82,7 +82,7 @@ def failed(
 
 
 def _unloaded(rank: int, error: packing.UnloadableError, moment: float) -> Raised:
-    """With the frames of the user's own code, if that has raised it."""
+    """The error of loading, with the frames of the user's own code, if that has raised it."""
     cause, frames = error.error, _frames_of(error.error)
     while frames is not None and any(part in frames.tb_frame.f_code.co_filename for part in _LOADING):
         frames = frames.tb_next

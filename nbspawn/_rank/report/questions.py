@@ -24,7 +24,8 @@ ANSWERS: Mapping[str, Callable[[], Any]] = {
 
 @contextmanager
 def answering(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives. As long as nobody asks, this costs a look into shared memory at each sample."""
+    """While the rank lives: answer the kernel's questions. As long as nobody asks, this costs a look into shared memory
+    at each sample."""
     recorder.cells = info.names
     asked = questions.Asked(info.launch.files.questions)
 

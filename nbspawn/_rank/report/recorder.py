@@ -145,8 +145,9 @@ def _is_pending(entry: Mapping[str, Any]) -> bool:
 
 
 def _settled_entries() -> list[dict[str, Any]]:
-    """The same, once the calls before the last one are marked as ended: gloo's thread marks a call after it has let the
-    caller go on, which may have raised in the next by then. An asynchronous one is waited for in vain."""
+    """The recorder's entries, once the calls before the last one are marked as ended: gloo's thread marks a call after
+    it has let the caller go on, which may have raised in the next by then. An asynchronous one is waited for in
+    vain."""
     end = time.monotonic() + _MARKED
     while True:
         entries = flight_recorder.entries()
@@ -223,7 +224,7 @@ def _tensor(dtype: str, size: Sequence[int]) -> str:
 
 
 def _users(frames: Iterator[Frame]) -> tuple[Frame, ...]:
-    """Those of the user's code in a stack (innermost frame first), outermost first."""
+    """The frames of the user's code in a stack (innermost frame first), outermost first."""
     found: list[Frame] = []
     for frame in frames:
         if frame.file == RANK_MAIN:

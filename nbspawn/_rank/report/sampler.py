@@ -72,7 +72,7 @@ _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "fn"})
 
 @contextmanager
 def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank runs."""
+    """While the rank runs: sample where it is."""
     sampler = Sampler(info, channel)
     sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's own may be late
     info.on_begin.append(sampler.resume)
@@ -261,7 +261,8 @@ class Sampler:
 
 
 def _may_wait(innermost: FrameType, below: Sequence[FrameType]) -> str:
-    """In what a thread that does not compute may wait for other ranks: ``below`` are the calls of its user's code."""
+    """The call in which a thread that does not compute may wait for other ranks: ``below`` are the calls of its user's
+    code."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return ""

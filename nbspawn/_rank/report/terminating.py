@@ -31,7 +31,7 @@ _HANDLER = ctypes.CFUNCTYPE(None)
 
 @contextmanager
 def telling(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives."""
+    """While the rank lives: tell, before ``std::terminate`` aborts it, where it was."""
     set_handler = _set_terminate()
     if set_handler is None:
         yield

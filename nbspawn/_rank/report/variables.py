@@ -53,7 +53,8 @@ def of_error(error: BaseException, cells: Iterable[str]) -> list[str]:
 
 
 def report() -> Variables:
-    """Of this rank. May run beside the user's code, in another thread: so no code of the user's is called."""
+    """The variables of this rank. May run beside the user's code, in another thread: so no code of the user's is
+    called."""
     found = [
         (str.__str__(name), value)
         for name, value in list(namespace.of_rank().items())
