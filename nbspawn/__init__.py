@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbspawn._api import spawn as spawn
     from nbspawn._api import start_processes as start_processes
-    from nbspawn._engine.run.context import LocalContext as LocalContext
+    from nbspawn._engine.run.local_context import LocalContext as LocalContext
     from nbspawn._notebook.interact import interact as interact
     from nbspawn._rank.report.logged import log as log
     from nbspawn._results import Results as Results
@@ -38,7 +38,7 @@ _HOME = {
     "Session": "nbspawn._session_api",
     "RankSubset": "nbspawn._session_api",
     "Results": "nbspawn._results",
-    "LocalContext": "nbspawn._engine.run.context",
+    "LocalContext": "nbspawn._engine.run.local_context",
     "BackgroundRun": "nbspawn._session.background",
     "Difference": "nbspawn._session.comparison",
     "SpawnError": "nbspawn.errors",

@@ -12,7 +12,7 @@ from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions, options_of
-from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._results import Results
 from nbspawn._session import views
 from nbspawn._session.options import CommandOptions

@@ -191,7 +191,7 @@ def _follow(first: Failure, others: Sequence[Failure]) -> list[str]:
     return [*lines, f"also {rest} more ranks, in other ways: the error's `others` lists all"] if rest else lines
 
 
-def interrupted(stood: Sequence[str], what: str = "the ranks were stopped") -> KeyboardInterrupt:
+def interrupt_error(stood: Sequence[str], what: str = "the ranks were stopped") -> KeyboardInterrupt:
     """The user's own interrupt, which in a notebook says where the ranks were instead of where our loop was."""
     error = KeyboardInterrupt(" ".join(stood))
     lines = [f"KeyboardInterrupt: {what}.", *stood]

@@ -32,9 +32,9 @@ class Received:
         self.fds = shared_memory.empty_files(self.total)
         self.arrived = threading.Event()
 
-    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
+    def fill(self, cancelled: Callable[[], object] = lambda: False) -> None:
         """Wait until it is there; the connection's thread writes it."""
-        while not self.arrived.wait(0.05) and not give_up():
+        while not self.arrived.wait(0.05) and not cancelled():
             pass
 
     def close(self) -> None:

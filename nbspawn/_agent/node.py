@@ -22,7 +22,7 @@ from nbspawn._agent.connections import Connections, Received
 from nbspawn._agent.translation import Translation
 from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
-from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
 from nbspawn._process.tcp_store import tcp_store
@@ -72,7 +72,7 @@ class Node:
             while True:
                 self._report()
                 context = self._context
-                if (found := self._kernel.next(block=context is None or context.over)) is None:
+                if (found := self._kernel.next(block=context is None or context.all_exited)) is None:
                     continue
                 message, received = found
                 if isinstance(message, Exception):
@@ -102,11 +102,11 @@ class Node:
             return
         self._kernel.ask_for_the_time()
         wait = 0.0 if self._kernel.waiting else min(_TICK, max(0.0, self._send_at - time.monotonic()))
-        events = [] if context.over else [translation.event(event) for event in context.poll(wait)]
+        events = [] if context.all_exited else [translation.event(event) for event in context.poll(wait)]
         status = Status(
             self._command_number,
-            context.over,
-            context.settled,
+            context.all_exited,
+            context.finished,
             len(context.sentinels) == context.nprocs,
             tuple(map(translation.failure, context.failures)),
         )
@@ -114,7 +114,7 @@ class Node:
         for event in events:
             if (large := self._kernel.with_buffers(event)) is not None:
                 # What the rank has printed comes first; but the kernel must not hear of the end before the value.
-                self._flush(replace(status, over=False, settled=False))
+                self._flush(replace(status, all_exited=False, finished=False))
                 self._kernel.send_large(*large)
             else:
                 self._send_at = min(self._send_at, time.monotonic() + _GATHER)

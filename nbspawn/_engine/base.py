@@ -43,15 +43,15 @@ class Engine(Protocol):
         """Are they in a directory that the user has given? Others are deleted when this process ends, or before."""
 
     @property
-    def complete(self) -> bool:
+    def all_alive(self) -> bool:
         """Are all ranks alive?"""
 
     @property
-    def over(self) -> bool:
+    def all_exited(self) -> bool:
         """Have all ranks ended?"""
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         """Have all ranks finished the command? One-shot ranks then end, kept ranks wait for the next one."""
 
     @property

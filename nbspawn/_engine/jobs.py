@@ -12,7 +12,7 @@ from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._payload import imported, packing
 from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._protocol.messages import RunCell, RunFunction
-from nbspawn.errors import PayloadError, StartError, interrupted
+from nbspawn.errors import PayloadError, StartError, interrupt_error
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def pack(
         with nullcontext() if interrupted_by is None else interrupted_by.as_exception():
             return job.pack(descriptors)
     except KeyboardInterrupt:
-        raise interrupted((), "nothing was started: the variables that the ranks need were being packed") from None
+        raise interrupt_error((), "nothing was started: the variables that the ranks need were being packed") from None
     except packing.UnpicklableError as stuck:
         part = stuck.path.rpartition(" -> ")[2]
         cause = part if part == stuck.variable else f"{stuck.variable} (it uses {part})"
@@ -150,10 +150,10 @@ def pack(
         raise PayloadError(text, cause) from None
 
 
-def fill(packed: packing.Packed, give_up: Callable[[], object] = lambda: False) -> None:
+def fill(packed: packing.Packed, cancelled: Callable[[], object] = lambda: False) -> None:
     """Write what was packed to shared memory. Raises StartError if that is full."""
     try:
-        packed.fill(give_up)
+        packed.fill(cancelled)
     except OSError as refusal:
         raise StartError(
             f"the {sum(packed.sizes) / 1e6:,.0f} MB that the ranks need cannot be written to shared memory: "

@@ -24,11 +24,11 @@ from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Unavailable
 from nbspawn._carried import replaced, settings
 from nbspawn._engine.jobs import Job, fill, pack
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.directories import run_directories
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
-from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._engine.run.logs import empty_logs
 from nbspawn._engine.run.resources import Resources
 from nbspawn._engine.start import fork_safety, start_method
@@ -44,7 +44,7 @@ from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
 from nbspawn._protocol.place import Place
 from nbspawn._protocol.settings import Settings
 from nbspawn._rank.main import main
-from nbspawn.errors import StartError, UsageError, interrupted
+from nbspawn.errors import StartError, UsageError, interrupt_error
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a connection to the store
@@ -94,7 +94,7 @@ def start(
     """
     nprocs, packed, gave_up = int(options.nprocs), how.packed, False
 
-    def give_up() -> bool:
+    def cancelled() -> bool:
         nonlocal gave_up
         gave_up = gave_up or flag.count > 0
         return gave_up
@@ -109,7 +109,7 @@ def start(
             files, logs = _run_files(options.log_dir, nprocs)
             undo.callback(run_directories.done, files, keep=False)
             for fd in logs:
-                undo.callback(inherited.close, fd)
+                undo.callback(descriptors.close, fd)
             resources = Resources(files, nprocs)
             undo.callback(resources.close)  # the end of the lifeline is the end of the ranks that did start
             command = replace(command, payload=_payload(how, inherited_input))
@@ -117,8 +117,8 @@ def start(
             place = place or Place.alone(nprocs)
             launch = _launch(command, notebook, how, options, files, place, resources.rendezvous.port)
             environment = {**os.environ, **options.env}
-            with server.starting(environment, give_up), _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
-                filled = meanwhile.submit(fill, packed, give_up) if packed is not None else None
+            with server.starting(environment, cancelled), _ended_if_it_fails(), ThreadPoolExecutor(1) as meanwhile:
+                filled = meanwhile.submit(fill, packed, cancelled) if packed is not None else None
                 with _starting(files, how):
                     started = torch.multiprocessing.start_processes(
                         main, (launch,), nprocs, join=False, daemon=options.daemon, start_method=how.torch_name
@@ -139,7 +139,7 @@ def start(
             run_directories.done(files, keep=False)  # also logs of ranks that failed for want of what was not sent
             # The error keeps this frame, and with it what it names: the processes, with three descriptors each.
             del context, started
-            raise interrupted(())
+            raise interrupt_error(())
         if interrupts is not None:
             interrupts.press(flag.count)
     return context
@@ -219,7 +219,7 @@ def _launch(
         process=process_state.read() if how.method == "forkserver" and place.master is None else None,
         default_method=multiprocessing.get_start_method(allow_none=True),
         command=command,
-        foreign=inherited.kernel_sockets() if how.packed is None else (),
+        foreign=descriptors.kernel_sockets() if how.packed is None else (),
     )
 
 

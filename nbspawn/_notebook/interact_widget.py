@@ -22,10 +22,10 @@ from nbspawn._engine.start.start_method import METHODS
 from nbspawn._notebook import background, parameters
 from nbspawn._notebook.buttons import Buttons
 from nbspawn._notebook.pictures import Picture
-from nbspawn._notebook.questions import Questions
 from nbspawn._notebook.redefined import Redefined
 from nbspawn._notebook.slots import Slots, close, close_parts
 from nbspawn._notebook.tails import Tails
+from nbspawn._notebook.widget_prompts import WidgetPrompts
 from nbspawn._protocol.messages import Event
 from nbspawn._results import Results
 from nbspawn._session import views
@@ -90,7 +90,7 @@ class Interact(ipywidgets.VBox):
         self._run_button.on_click(lambda _: self._run_pressed())
         self._controls = _Controls()
         self._slots = Slots()
-        self._questions = Questions(self._echo, self._stopping)
+        self._prompts = WidgetPrompts(self._echo, self._stopping)
         self._picture = Picture()
         self._argument_box = ipywidgets.VBox(_shown(self.arguments))
         buttons = self._controls.buttons
@@ -102,7 +102,7 @@ class Interact(ipywidgets.VBox):
                 buttons.row,
                 buttons.pane,
                 self._slots.box,
-                self._questions.box,
+                self._prompts.box,
                 self._picture.hider,
             ]
         )
@@ -129,9 +129,9 @@ class Interact(ipywidgets.VBox):
         self.result = self.error = None
         pool = Pool(self._launch_options(), options_of(CommandOptions, self._options))
         self._controls.begin(pool.nprocs)
-        view = background.notebook_view(self._slots.publish, "html", False, self._controls, prompter=self._questions)
+        view = background.notebook_view(self._slots.publish, "html", False, self._controls, prompter=self._prompts)
         self._view = view
-        self._questions.attachment = view.attachment
+        self._prompts.attachment = view.attachment
         self._set_running(True)
         try:
             self._handle = pool.run_in_background(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import ipywidgets  # type: ignore[import-untyped]
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._notebook.buttons import COLLECTIVES, STACKS, STOP, VARIABLES, Buttons, Kind
 from nbspawn._notebook.pictures import Picture
 from nbspawn._notebook.ranks import idle_table, variables_of
@@ -232,7 +232,7 @@ def _picture_is_old() -> bool:
 
 _panels: dict[Pool | BackgroundRun, Panel] = {}
 """Those that are not closed, by what they show. A forked rank does not have their threads."""
-inherited.after_fork_in_child(_panels.clear)
+descriptors.after_fork_in_child(_panels.clear)
 
 
 def show(subject: Pool | BackgroundRun, text: str) -> None:

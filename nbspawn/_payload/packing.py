@@ -64,11 +64,11 @@ class Packed:
         self.modules = frozenset(pickler.modules)
         self._to_write: list[shared_memory.Large] | None = [head, *pickler.buffers]
 
-    def fill(self, give_up: Callable[[], object] = lambda: False) -> None:
-        """Write it, or ``give_up`` in the middle; then, as after an error, ranks that wait must be ended. Raises
-        OSError if there is no room."""
+    def fill(self, cancelled: Callable[[], object] = lambda: False) -> None:
+        """Write it, or stop in the middle once ``cancelled``; then, as after an error, ranks that wait must be ended.
+        Raises OSError if there is no room."""
         assert self._to_write is not None
-        shared_memory.fill(self.fds, self._to_write, give_up)
+        shared_memory.fill(self.fds, self._to_write, cancelled)
         self._to_write = None
 
     def close(self) -> None:

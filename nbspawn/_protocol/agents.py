@@ -118,9 +118,9 @@ class Status:
     """What the local engine says of itself (_engine/base.py). ``command_number`` is that of its last command."""
 
     command_number: int
-    over: bool
-    settled: bool
-    complete: bool
+    all_exited: bool
+    finished: bool
+    all_alive: bool
     failures: tuple[Failure, ...]
 
 

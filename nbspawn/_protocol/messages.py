@@ -1,11 +1,11 @@
 """The messages between the kernel and its ranks: events up, commands down, one frozen dataclass each.
 
 A rank connects to the kernel's ``AF_UNIX`` socket in the run's private directory (_rank/program/channel.py,
-_engine/run/channel.py). Every frame is one message of this file and nothing else; the large buffers of a
-``Returned`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of the
-launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier command
-are not mistaken for this one's. Commands are pickled. Events travel as plain data, of which the kernel makes those of
-the types below (plain.py): no foreign code runs where it polls the ranks. Guarantees about the order:
+_engine/run/channel.py). Every frame is one message of this file and nothing else; the large buffers of a ``Returned``
+or an ``Inspected`` are in a file that is sent with it (wire.py). The first ``RunFunction`` or ``RunCell`` is a part of
+the launch (launch.py). Each frame of a rank contains the number of the rank's current command: events of an earlier
+command are not mistaken for this one's. Commands are pickled. Events travel as plain data, of which the kernel makes
+those of the types below (plain.py): no foreign code runs where it polls the ranks. Guarantees about the order:
 
 - per rank, events arrive in the order in which it sent them: ``Started`` first, then for each command any number of
   ``Listening``, ``DisplayData``, ``ClearOutput``, ``InputRequest``, ``Stopped``, ``Inspected``, ``Resumed``,
@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.edits import Reload, Version
-from nbspawn._protocol.entries import Report
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
 from nbspawn._protocol.plain import Buffer, often_the_same
+from nbspawn._protocol.value_digests import Report
 
 # ---------------------------------------------------------------- events: rank -> kernel
 

@@ -87,7 +87,7 @@ def empty_files(size: int) -> tuple[int, ...]:
     return tuple(fds)
 
 
-def fill(fds: Sequence[int], buffers: Sequence[Large], give_up: Callable[[], object] = lambda: False) -> None:
+def fill(fds: Sequence[int], buffers: Sequence[Large], cancelled: Callable[[], object] = lambda: False) -> None:
     """Write these buffers. Raises OSError."""
     where = places(buffer.nbytes for buffer in buffers)
 
@@ -95,7 +95,7 @@ def fill(fds: Sequence[int], buffers: Sequence[Large], give_up: Callable[[], obj
         fd, first, size = stripe
         for (start, _), buffer in zip(where, buffers, strict=True):
             at, end = max(0, first - start), min(buffer.nbytes, first + size - start)
-            while at < end and not give_up():
+            while at < end and not cancelled():
                 at += os.pwrite(fd, buffer[at : min(at + _PIECE, end)], start + at - first)
         fcntl.lockf(fd, fcntl.LOCK_UN)
 

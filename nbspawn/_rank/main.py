@@ -32,7 +32,7 @@ from nbspawn._rank.debug import debugger, listener, prompts
 from nbspawn._rank.edit import edits
 from nbspawn._rank.group import device, environment, regrouped, seeds, stuck
 from nbspawn._rank.notebook import libraries, namespace
-from nbspawn._rank.program import children, ending, process, stdio
+from nbspawn._rank.program import children, exiting, process, stdio
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.report import logged, outcome, questions, recorder, sampler, stacks, terminating, variables
@@ -82,7 +82,7 @@ def main(rank: int, launch: Launch) -> None:
     environment.set_environment(info)
     process.not_interactive()
     if launch.method != "spawn":
-        ending.begin()
+        exiting.begin()
     if launch.method == "fork":
         traced.leave()
         process.close_kernel_sockets(launch.foreign)
@@ -101,7 +101,7 @@ def main(rank: int, launch: Launch) -> None:
         settings.put(launch.settings)
     libraries.forget_process_state()
     children.begin(launch.default_method)
-    seeds.sow(info)
+    seeds.seed_generators(info)
     pools.resize(launch.threads)
     environment.serve_own_rendezvous(info)
     environment.lengthen_timeouts(info)
@@ -129,7 +129,7 @@ def main(rank: int, launch: Launch) -> None:
                 break
             ended = _perform(info, channel)
         if launch.keep and not isinstance(ended, Leaving):
-            ending.run()
+            exiting.run()
         else:
             if isinstance(ended, Returned):
                 ended = _end(info, ended)
@@ -138,7 +138,7 @@ def main(rank: int, launch: Launch) -> None:
             channel.send(ended)
     stdio.leave()
     channel.close()
-    ending.leave(0)
+    exiting.leave(0)
 
 
 def _next(info: RankInfo, channel: Channel) -> bool:
@@ -236,7 +236,7 @@ def _end(info: RankInfo, ended: Returned) -> outcome.Outcome:
     kernel interrupts this rank, or kills it."""
     try:
         with info.interrupts.enabled():
-            ending.run()
+            exiting.run()
         return replace(ended, offset=stdio.log_offset())  # a bar that is given up draws itself for the last time
     except BaseException as error:
         return outcome.failed(info.rank, error, skip=__file__)
@@ -249,9 +249,9 @@ def _leave(channel: Channel, ended: outcome.Outcome) -> NoReturn:
     channel.send(ended)
     for action in channel.on_failure:
         action()
-    ending.write_soon()
+    exiting.write_soon()
     channel.close()
-    ending.leave(_exit_code(ended))
+    exiting.leave(_exit_code(ended))
 
 
 def _end_forked(ended: outcome.Outcome) -> NoReturn:
@@ -260,8 +260,8 @@ def _end_forked(ended: outcome.Outcome) -> NoReturn:
     if isinstance(ended, Raised):
         print(ended.traceback, end="", file=sys.stderr)
     elif isinstance(ended, Returned):
-        ending.run()
-    ending.leave(_exit_code(ended))
+        exiting.run()
+    exiting.leave(_exit_code(ended))
 
 
 def _exit_code(ended: outcome.Outcome) -> int:

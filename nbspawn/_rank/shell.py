@@ -1,7 +1,8 @@
 """Runs a cell in the rank's IPython shell and sends what it displays to the kernel.
 
-The one module of the rank that imports IPython. The shell is a ``RankShell``: under fork it was the kernel's own,
-whose sockets, history and comms must never be used again; else a light one that the fork server made beforehand.
+With _rank/edit/autoreload.py the only module of ranks that imports IPython. The shell is a ``RankShell``: under fork it
+was the kernel's own, whose sockets, history and comms must never be used again; else a light one that the fork server
+made beforehand.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from nbspawn._protocol.entries import Entry
+from nbspawn._protocol.value_digests import Entry
 from nbspawn._render.text import cell, clip, size
 from nbspawn._state.agreement import Agreement, Closer, Differing, Group
 from nbspawn._state.wording import name_ranks

@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from typing import Any, NoReturn
 
 from nbspawn._protocol.preload import Plan, Report
-from nbspawn._rank.program import ending, process
+from nbspawn._rank.program import exiting, process
 from nbspawn._server import huge_pages, plan, trial
 
 
@@ -85,7 +85,7 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
     gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time
     if stage.environment is not None:
         plan.adopt(stage.environment)
-    with imports.recording(), ending.keeping_handlers():
+    with imports.recording(), exiting.keeping_handlers():
         import asyncio  # noqa: F401
 
         import cloudpickle  # noqa: F401

@@ -23,7 +23,7 @@ from nbspawn._session import views
 from nbspawn._session.supervisor import Supervisor
 from nbspawn._session.views import Action, StreamView, View
 from nbspawn._state.run import Run
-from nbspawn.errors import interrupted
+from nbspawn.errors import interrupt_error
 
 _log = logging.getLogger(__name__)
 
@@ -278,7 +278,9 @@ class BackgroundRun:
         try:
             self._shown.attachment.attach(lambda: self.done() or (end is not None and time.monotonic() >= end))
         except KeyboardInterrupt:
-            raise interrupted(["They run on in the background: cancel() stops them."], "the wait was ended") from None
+            raise interrupt_error(
+                ["They run on in the background: cancel() stops them."], "the wait was ended"
+            ) from None
         if not self.done():
             raise TimeoutError(f"after {timeout:g} s the ranks still run; cancel() stops them")
 

@@ -10,7 +10,7 @@ from typing import Any
 from nbspawn._engine.base import Engine
 from nbspawn._engine.jobs import Job
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
-from nbspawn._engine.start import made_for_one
+from nbspawn._engine.start import single_process_objects
 from nbspawn._results import Results
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.started import StartedRanks
@@ -75,7 +75,7 @@ def _begun(ranks: StartedRanks, job: Job, selected: Sequence[int], started: floa
     if ranks.used:
         pids = dict(enumerate(engine.pids()))
         run = replace(run, ranks=tuple(replace(rank, pid=pids.get(rank.rank)) for rank in run.ranks))
-    notes += (*job.notes, *made_for_one.notes(job.variables))
+    notes += (*job.notes, *single_process_objects.notes(job.variables))
     hosts = tuple(filter(None, map(engine.host, range(nprocs))))
     logs = tuple(map(engine.log_path, range(nprocs))) if hosts else ()
     return replace(run, banner=banner, packed=ranks.packed, notes=notes, hosts=hosts, logs=logs)

@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbspawn._engine.jobs import FunctionJob
-from nbspawn._protocol.entries import CHUNK, DIGEST
 from nbspawn._protocol.messages import Compared
+from nbspawn._protocol.value_digests import CHUNK, DIGEST
 from nbspawn._rank import jobs
 from nbspawn._render import agreement as rendered
 from nbspawn._results import answers
-from nbspawn._session import elements, views
-from nbspawn._session.elements import Tolerance
+from nbspawn._session import tensor_diff, views
 from nbspawn._session.options import CommandOptions
+from nbspawn._session.tensor_diff import Tolerance
 from nbspawn._state import agreement
 from nbspawn._state.agreement import Agreement, Closer, Differing, Group
 from nbspawn.errors import SpawnError, UsageError
@@ -186,7 +186,7 @@ def _look_closer(
         for place, piece in enumerate(batch):
             for rank in ranks[1:]:
                 chunks = answers[ranks[0]][place], answers[rank][place]
-                elements.compare(piece.one.closer[rank], piece.one.comparable[0], piece.number, *chunks, tolerance)
+                tensor_diff.compare(piece.one.closer[rank], piece.one.comparable[0], piece.number, *chunks, tolerance)
 
 
 def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:

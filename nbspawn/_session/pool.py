@@ -20,7 +20,7 @@ from nbspawn._accelerators.accelerator import Load
 from nbspawn._carried import program_arguments
 from nbspawn._engine.devices import resolve
 from nbspawn._engine.jobs import FunctionJob, Job
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._process import traced
@@ -94,9 +94,9 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        """Are all ranks alive? Has no side effects."""
+        """Are all ranks alive?"""
         ranks = self._ranks
-        return ranks is not None and (self._working.locked() or ranks.engine.complete)
+        return ranks is not None and (self._working.locked() or ranks.engine.all_alive)
 
     @property
     def current(self) -> Run | None:
@@ -224,7 +224,7 @@ class Pool:
 
     def _release(self) -> None:
         try:
-            if self._ranks is not None and not self._ranks.engine.settled:
+            if self._ranks is not None and not self._ranks.engine.finished:
                 # Whatever has failed: ranks that may still be busy get no other command.
                 _log.error("the ranks are ended: %s was abandoned while they work on it", self._work)
                 self._end(0.0, f"{self._work} was abandoned while they worked on it")
@@ -282,7 +282,7 @@ class Pool:
         finally:
             if not self.options.keep:
                 self._end(0.0)
-            elif not command.ranks.engine.complete:
+            elif not command.ranks.engine.all_alive:
                 self._end(0.0, "they were killed: they did not react to Stop")
 
     def _replace(self, ranks: StartedRanks) -> None:
@@ -306,7 +306,7 @@ class Pool:
         """If a rank has ended while the ranks were idle, end the others."""
         if self._working.acquire(blocking=False):
             try:
-                if self._ranks is not None and not self._ranks.engine.complete:
+                if self._ranks is not None and not self._ranks.engine.all_alive:
                     self._end(0.0)
             finally:
                 self._working.release()
@@ -338,7 +338,7 @@ class Pool:
         if ranks is None:
             return
         # Set before the ranks: code that finds no ranks reports the reason.
-        failures = () if ranks.engine.complete else root_cause_first(ranks.engine.failures)
+        failures = () if ranks.engine.all_alive else root_cause_first(ranks.engine.failures)
         if exits := [failure for failure in failures if not failure.traceback]:
             why = f"rank {exits[0].rank}: {exits[0].summary}"
         elif failures and not why:  # an error alone ends no kept rank
@@ -374,7 +374,7 @@ def _forget_all() -> None:
         pool.forget()
 
 
-inherited.after_fork_in_child(_forget_all)
+descriptors.after_fork_in_child(_forget_all)
 
 
 def kept() -> list[Pool]:

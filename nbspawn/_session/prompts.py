@@ -3,7 +3,7 @@
 Ranks ask in any number and at any time: ``input()``, and the debuggers of those that have stopped. The user answers
 one at a time. At a debugger's prompt four commands are for the notebook, not for pdb: ``ranks`` lists where each rank
 is, ``rank 2`` switches to another rank that has stopped, ``all n`` gives a command to every one of them, and ``diff
-loss`` compares a value over them (_session/stopped.py).
+loss`` compares a value over them (_session/debugger_diff.py).
 
 Pure but for its own memory; the clock is passed in.
 """

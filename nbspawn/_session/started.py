@@ -26,7 +26,7 @@ from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._session import views
 from nbspawn._state.run import Run
-from nbspawn.errors import PayloadError, StartError, interrupted
+from nbspawn.errors import PayloadError, StartError, interrupt_error
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class StartedRanks:
         engine = self.engine
         if not self.kept:
             return run
-        if not engine.complete:
+        if not engine.all_alive:
             note = "The session has ended. `%ranks restart` starts its ranks again, without their variables."
         elif any(rank.stop for rank in run.ranks) or any(
             failure.lost_peer or UNGROUPED in failure.what for failure in engine.failures
@@ -177,7 +177,7 @@ def _start_on_nodes(
             agents = connected(starter, _Waiting(interrupts))
             engine = HostRanks(agents, command, packed, options, settings.read(), lambda: interrupts.count)
         except KeyboardInterrupt:
-            raise interrupted((), "nothing was started: the nodes were not ready yet") from None
+            raise interrupt_error((), "nothing was started: the nodes were not ready yet") from None
     known = [set(job.sources) for _ in range(int(options.nprocs))]
     hosts = [link.host for link in agents.links]
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])

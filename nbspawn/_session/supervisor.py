@@ -18,13 +18,13 @@ from nbspawn._render import collectives, stacks, timeline, tracebacks
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
-from nbspawn._session import standstill, views
+from nbspawn._session import stall_report, views
+from nbspawn._session.debugger_diff import StoppedComparison, asked_for
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
 from nbspawn._session.recorded import RecordedCollectives
-from nbspawn._session.standstill import Standstill
+from nbspawn._session.stall_report import Standstill
 from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
-from nbspawn._session.stopped import StoppedComparison, asked_for
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall, stuck
@@ -34,7 +34,7 @@ from nbspawn.errors import (
     SpawnError,
     StartError,
     UsageError,
-    interrupted,
+    interrupt_error,
     rank_error,
     root_cause_first,
 )
@@ -154,7 +154,7 @@ class Supervisor:
 
     def _until_over(self, run: Run) -> Run:
         at_most, output_at = views.POLL_TIME, -math.inf
-        while not self._engine.settled:
+        while not self._engine.finished:
             began = self._clock()
             events = self._engine.poll(self._policy.wait(began, at_most))
             run = self._fold(run, events)
@@ -200,7 +200,7 @@ class Supervisor:
         """Stop the ranks as Stop does, without the view."""
         presses = self._interrupts.count
         self._engine.stop_at(*self._policy.escalation)
-        while not self._engine.settled:
+        while not self._engine.finished:
             run = reduce(run, self._engine.poll(_TICK), self._clock())
             if self._interrupts.count > presses:
                 self._engine.stop_at(*Signals(kill=0.0))
@@ -298,7 +298,7 @@ class Supervisor:
             return not at_rest and stall(views.snapshot(run, now)) != ""
 
         if self._standstill.long(now, stalled):
-            self._view.show_report(self._stacks(f", no progress for {standstill.LONG:.0f} s", open_=False))
+            self._view.show_report(self._stacks(f", no progress for {stall_report.LONG:.0f} s", open_=False))
         return run
 
     # ------------------------------------------------------------ the end
@@ -366,7 +366,7 @@ class Supervisor:
         until = "" if engine.logs_stay else " (until the kernel ends; --log-dir keeps them)"
         logs = f"Full logs: {run.log_dir}{until}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
-            raise interrupted([*self._sentences, *self._stood(run), *self._stacks_at_end])
+            raise interrupt_error([*self._sentences, *self._stood(run), *self._stacks_at_end])
         if self._policy.timed_out:
             head = f"the timeout of {self._options.timeout:g} s is over."
             raise RunTimeoutError("\n".join([head, *self._sentences, *self._stacks_at_end, logs]))

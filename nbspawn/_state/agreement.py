@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nbspawn._protocol.entries import Entry, Report
+from nbspawn._protocol.value_digests import Entry, Report
 
 
 class Group(NamedTuple):

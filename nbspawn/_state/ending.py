@@ -97,5 +97,5 @@ class Ending:
             message = wording.headline(self.message)
             return f"{self.name}: {message}" if message else self.name
         if self.code is None:
-            return f"process {self.rank} has ended without a word, and its exit code is unknown: {self.text}"
+            return f"process {self.rank} exited, exit code unknown: {self.text}"
         return wording.process_end(self.rank, self.code, self.text)

@@ -41,7 +41,7 @@ import samples
 import torch
 import torch.distributed as dist
 
-from nbspawn._engine.run import log_follower, measuring
+from nbspawn._engine.run import gauge_reader, log_follower
 from nbspawn._rank import main
 from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views
@@ -84,7 +84,7 @@ def hasten(often: int) -> None:
     for module, names in (
         (sampler, ("_INTERVAL", "_SPACING", "_LATEST", "_MEASURE")),
         (log_follower, ("_INTERVAL", "_LONG_INTERVAL")),
-        (measuring, ("_INTERVAL",)),
+        (gauge_reader, ("_INTERVAL",)),
         (supervisor, ("_TICK",)),
     ):
         vars(module).update({name: vars(module)[name] / often for name in names})

@@ -457,9 +457,9 @@ def test_ranks_outlive_the_thread_that_started_them(tmp_path: Path) -> None:
 def test_an_interrupt_while_ranks_start_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the error is kept, which IPython does."""
 
-    def fill(packed: Any, give_up: Any) -> None:
+    def fill(packed: Any, cancelled: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        assert until(give_up, 10), "it was not heard"
+        assert until(cancelled, 10), "it was not heard"
 
     assert spawn(ranks.environment, method="forkserver")  # the server stays
     before = len(os.listdir("/dev/fd"))

@@ -16,7 +16,7 @@ from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run import signals
-from nbspawn._engine.run.context import LocalContext
+from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._payload.packing import Value
 from nbspawn._protocol.messages import Event, Returned, Started
 
@@ -64,14 +64,14 @@ def test_a_kept_rank_that_is_killed_when_it_has_just_returned_is_not_idle(
     monkeypatch.setattr(signals, "send", send_late)
     context.stop_at(**{signal: 0.0})
 
-    def settled() -> bool:
+    def finished() -> bool:
         events.extend(context.poll(0.05))
-        return context.settled
+        return context.finished
 
     try:
-        assert until(settled)
+        assert until(finished)
         assert not any(map(alive, pids))
-        assert context.over and not context.complete
+        assert context.all_exited and not context.all_alive
         assert sum(isinstance(event, Returned) for event in events) == 2, "their last messages came"
     finally:
         for timer in late:
@@ -83,9 +83,9 @@ def test_a_kept_rank_that_was_only_interrupted_is_idle_once_it_has_returned(meth
     context = kept(method, ranks.wait_for_file, str(tmp_path / "go"), 7)
     try:
         (tmp_path / "go").touch()
-        assert until(lambda: context.poll(0.05) is not None and context.settled)
+        assert until(lambda: context.poll(0.05) is not None and context.finished)
         context.stop_at(interrupt=0.0)
-        assert context.settled and context.complete and not context.failures
+        assert context.finished and context.all_alive and not context.failures
         assert list(context.results()) == [7, 7]
     finally:
         context.dispose()
@@ -103,9 +103,9 @@ def test_what_belongs_to_an_earlier_command_is_not_taken_for_this_ones(method: s
     assert until(all_have_started)
     old = Returned(0, 1.0, Value.of("old").result, 0)
     context._received(old, 0)
-    assert old not in context.poll(0.0) and not context.settled
+    assert old not in context.poll(0.0) and not context.finished
 
     (tmp_path / "go").touch()
-    assert until(lambda: events.extend(context.poll(0.05)) or context.settled)
+    assert until(lambda: events.extend(context.poll(0.05)) or context.finished)
     assert list(context.results()) == [7, 7]
     context.dispose()

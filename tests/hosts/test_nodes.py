@@ -43,9 +43,9 @@ from nbspawn._protocol.messages import InputReply, RunCell
 from nbspawn._protocol.questions import COLLECTIVES, MEMORY
 from nbspawn._session import comparison
 from nbspawn._session.background import BackgroundRun
-from nbspawn._session.elements import Tolerance
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
+from nbspawn._session.tensor_diff import Tolerance
 from nbspawn._session.views import StreamView
 
 clean = pytest.mark.usefixtures("nothing_left")
@@ -186,7 +186,7 @@ def test_of_the_end_the_kernel_hears_after_the_value(nodes: Processes, monkeypat
         message = plain.loaded(FromAgent, body)
         if isinstance(message, WithBuffers):
             heard[link.node].append("value")
-        elif isinstance(message, Reported) and message.status.settled:
+        elif isinstance(message, Reported) and message.status.finished:
             heard[link.node].append("end")
         received(link, body)
 

@@ -18,7 +18,7 @@ from resolving import resolved
 
 import nbspawn
 from nbspawn import Session
-from nbspawn._engine.start import made_for_one
+from nbspawn._engine.start import single_process_objects
 from nbspawn._notebook import arguments
 from nbspawn._payload.diagnosis import one_line, parts
 from nbspawn._payload.packing import DESCRIPTORS, UnpicklableError, Value, pack_variables
@@ -49,7 +49,7 @@ def test_all_that_would_be_ignored_is_named() -> None:
 
 def test_the_variables_of_an_error_are_shown_without_a_watch_too(nothing_left: None) -> None:
     context = nbspawn.spawn(divide, join=False, start_method="fork", show_locals=True)
-    assert isinstance(context, nbspawn._engine.run.context.LocalContext)
+    assert isinstance(context, nbspawn._engine.run.local_context.LocalContext)
     with pytest.raises(nbspawn.RankRaisedError, match="numerator = 1"):
         context.join()
 
@@ -340,7 +340,7 @@ def test_a_variable_that_refuses_to_be_looked_at_is_named(refused: tuple[str, An
     name, obj = refused
     with pytest.raises(UnpicklableError, match=rf"^odd cannot travel to another process: odd is an? {name} \("):
         pack_variables({"odd": obj, "x": 1})
-    assert made_for_one.notes({"odd": obj}) == ()
+    assert single_process_objects.notes({"odd": obj}) == ()
     list(parts(obj))
 
 

@@ -27,11 +27,11 @@ from leftovers import marked_pids, until
 from methods import SUPPORT
 
 import nbspawn
-from nbspawn._engine.kernel import guardian, inherited
+from nbspawn._engine.kernel import descriptors, guardian
 from nbspawn._engine.kernel.directories import OwnedDirectory, remove_stale
-from nbspawn._engine.kernel.guard import Guard, guard
+from nbspawn._engine.kernel.guardian_client import Guard, guard
 from nbspawn._engine.run.channel import Hub
-from nbspawn._engine.start import contexts, forkserver
+from nbspawn._engine.start import forkserver, start_contexts
 from nbspawn._protocol.messages import Close, Event, Imported, Started
 from nbspawn._rank.program.channel import Channel
 from nbspawn._session.options import CommandOptions
@@ -388,7 +388,7 @@ def test_a_rank_that_dies_without_its_fork_server_is_told(tmp_path: Path) -> Non
     context = waiting(tmp_path, 7, "forkserver")
     os.kill(forkserver.server._current.pid, signal.SIGKILL)
     os.kill(context._exits.pid(1), signal.SIGKILL)
-    with pytest.raises(nbspawn.RankExitedError, match="rank 1 of 2: process 1 has ended without a word"):
+    with pytest.raises(nbspawn.RankExitedError, match="rank 1 of 2: process 1 exited, exit code unknown"):
         while not context.join(1):
             pass
     forkserver.server.get()
@@ -419,7 +419,7 @@ def start_in_frozen_server(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A rank that was handed to a fork server which froze before it read that. It would never end."""
     nbspawn.spawn(ranks.succeed, start_method="forkserver")
     frozen = forkserver.server._current.pid
-    give = contexts.prepared
+    give = start_contexts.prepared
 
     def freeze(*args: Any, **kwargs: Any) -> bytes:
         os.kill(frozen, signal.SIGSTOP)
@@ -427,7 +427,7 @@ def start_in_frozen_server(monkeypatch: pytest.MonkeyPatch) -> Any:
         return give(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(contexts, "prepared", freeze)
+        patch.setattr(start_contexts, "prepared", freeze)
         return nbspawn.spawn(ranks.wait_for_file, ("/never", 0), start_method="forkserver", join=False)
 
 
@@ -492,7 +492,7 @@ def test_the_guardian_serves_several_threads(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(begin_and_end, range(4)))
     assert own.pid is not None
-    inherited.close(own._pipe)
+    descriptors.close(own._pipe)
     os.kill(own.pid, signal.SIGKILL)
     os.waitpid(own.pid, 0)
 
@@ -538,7 +538,7 @@ if __name__ == "__main__":
     shown = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=env, check=False)
     shutil.rmtree(script.parent)
     assert shown.stdout.startswith("[3, 3]\n"), shown
-    end = "process 0 (has ended without a word, and its exit code is unknown|terminated with exit code 7)"
+    end = "process 0 (exited, exit code unknown|terminated with exit code 7)"
     assert re.search(f"^rank 0 of 1: {end}", shown.stdout, re.MULTILINE), shown
 
 

@@ -38,8 +38,8 @@ class FakeEngine:
         self._obey = obey
         self._ended: dict[int, Event] = {}
 
-    complete = property(lambda self: not self._ended)
-    over = settled = property(lambda self: len(self._ended) == self.nprocs)
+    all_alive = property(lambda self: not self._ended)
+    all_exited = finished = property(lambda self: len(self._ended) == self.nprocs)
     stopping = property(lambda self: any(isinstance(what, tuple) for _, what in self.did))
 
     def clock(self) -> float:

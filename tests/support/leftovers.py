@@ -23,7 +23,7 @@ import psutil
 from methods import PATIENCE
 
 from nbspawn._engine.kernel.directories import KEPT_RUNS, remove_stale, run_directories
-from nbspawn._engine.kernel.guard import guard
+from nbspawn._engine.kernel.guardian_client import guard
 from nbspawn._engine.run import local
 from nbspawn._engine.start import forkserver
 

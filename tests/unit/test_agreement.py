@@ -20,10 +20,10 @@ import numpy
 import pytest
 import torch
 
-from nbspawn._protocol.entries import CHUNK, Report
+from nbspawn._protocol.value_digests import CHUNK, Report
 from nbspawn._rank.compare import flatten
 from nbspawn._session.comparison import Difference, checked, conversation, parse
-from nbspawn._session.elements import Tolerance
+from nbspawn._session.tensor_diff import Tolerance
 from nbspawn.errors import UsageError
 
 

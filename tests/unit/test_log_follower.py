@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.run import event_queue, log_follower
 from nbspawn._engine.run.event_queue import EventQueue
 from nbspawn._engine.run.log_follower import LogFollower
@@ -20,7 +20,7 @@ class Logs:
     def __init__(self, folder: Path, nprocs: int) -> None:
         self.paths = [folder / f"rank-{rank}.log" for rank in range(nprocs)]
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.follower = LogFollower([inherited.close_after_fork(os.open(path, flags)) for path in self.paths])
+        self.follower = LogFollower([descriptors.close_after_fork(os.open(path, flags)) for path in self.paths])
 
     def write(self, rank: int, text: str) -> None:
         with open(self.paths[rank], "a") as file:

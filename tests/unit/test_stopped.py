@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nbspawn._protocol.entries import Entry, Report
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, Exited, InputReply, Inspect, Inspected, Resumed, Stopped
-from nbspawn._session.stopped import StoppedComparison, asked_for
+from nbspawn._protocol.value_digests import Entry, Report
+from nbspawn._session.debugger_diff import StoppedComparison, asked_for
 from nbspawn.errors import UsageError
 
 

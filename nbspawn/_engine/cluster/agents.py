@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from nbspawn._engine.base import Starter
 from nbspawn._engine.cluster.door import Door
 from nbspawn._engine.cluster.link import Link
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.start.limits import check_descriptors
 from nbspawn._protocol import connection
 from nbspawn.errors import StartError
@@ -87,7 +87,7 @@ class Agents:
         with ExitStack() as held:
             selector = held.enter_context(selectors.DefaultSelector())
             held.callback(self._unwatch)
-            held.callback(inherited.unmark, inherited.close_after_fork(selector.fileno()))
+            held.callback(descriptors.unmark, descriptors.close_after_fork(selector.fileno()))
 
             def arrived(node: int, parts: Mapping[bytes, socket.socket]) -> None:
                 self.links.append(Link(node, *map(parts.__getitem__, connection.PURPOSES)))
@@ -139,7 +139,7 @@ class Agents:
 _all: list[Agents] = []
 """Those that run something, and those that wait for the next run."""
 _lock = threading.RLock()  # of the list: idle agents are released by a timer
-inherited.after_fork_in_child(_all.clear)
+descriptors.after_fork_in_child(_all.clear)
 
 
 def connected(starter: Starter, waiting: Callable[[str], object] = bool) -> Agents:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import connection
 from nbspawn._protocol.connection import Guest
 
@@ -34,7 +34,7 @@ class Door:
         self._parts: dict[int, dict[bytes, socket.socket]] = {}
         self._listener = socket.create_server((host, 0), backlog=1024)
         self._listener.setblocking(False)
-        inherited.close_after_fork(self._listener.fileno())
+        descriptors.close_after_fork(self._listener.fileno())
         self.address: tuple[str, int] = self._listener.getsockname()
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -89,4 +89,4 @@ class Door:
                 one.close()
         self._parts.clear()
         self._selector.unregister(self._listener)
-        inherited.close(self._listener.detach())
+        descriptors.close(self._listener.detach())

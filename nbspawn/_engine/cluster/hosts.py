@@ -46,7 +46,7 @@ class HostRanks:
         packed: Packed,
         options: LaunchOptions,
         notebook: Settings,
-        give_up: Callable[[], object] = bool,
+        cancelled: Callable[[], object] = bool,
     ) -> None:
         self.nprocs = int(options.nprocs)
         self._agents = agents
@@ -59,10 +59,12 @@ class HostRanks:
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
         with ExitStack() as undo:
             undo.callback(self.dispose)
-            self._begin(packed, options, notebook, give_up)
+            self._begin(packed, options, notebook, cancelled)
             undo.pop_all()
 
-    def _begin(self, packed: Packed, options: LaunchOptions, notebook: Settings, give_up: Callable[[], object]) -> None:
+    def _begin(
+        self, packed: Packed, options: LaunchOptions, notebook: Settings, cancelled: Callable[[], object]
+    ) -> None:
         if self._agents.master is None:
             first = self._nodes.of(0)
             (answer,) = self._nodes.ask("serve_store", only=first)
@@ -77,8 +79,8 @@ class HostRanks:
             own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
             self._nodes.send(node, Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
-        self._nodes.wait(lambda: give_up() or all(node.has_answered for node in self._nodes), _START_SECONDS)
-        if give_up():
+        self._nodes.wait(lambda: cancelled() or all(node.has_answered for node in self._nodes), _START_SECONDS)
+        if cancelled():
             raise KeyboardInterrupt
         for node in self._nodes:
             if node.begun is None:
@@ -106,19 +108,20 @@ class HostRanks:
         return self._logs_stay
 
     @property
-    def complete(self) -> bool:
+    def all_alive(self) -> bool:
         self.poll(0.0)
-        return not self._nodes.ended and all(node.status.complete for node in self._nodes)
+        return not self._nodes.ended and all(node.status.all_alive for node in self._nodes)
 
     @property
-    def over(self) -> bool:
-        return all(node.status.over and not node.link.waits_for_bulk for node in self._nodes)
+    def all_exited(self) -> bool:
+        return all(node.status.all_exited and not node.link.waits_for_bulk for node in self._nodes)
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         number = self._command.command_number
         return all(
-            node.status.over or (node.status.settled and node.status.command_number == number) for node in self._nodes
+            node.status.all_exited or (node.status.finished and node.status.command_number == number)
+            for node in self._nodes
         ) and not any(node.link.waits_for_bulk for node in self._nodes)
 
     @property
@@ -260,7 +263,7 @@ class HostRanks:
         for node, ended in zip(self._nodes, disposed, strict=True):
             if not ended:  # what its ranks still do and say is not for the next run
                 node.link.close("it did not end its ranks")
-            node.status = replace(node.status, over=True, settled=True)
+            node.status = replace(node.status, all_exited=True, finished=True)
         if self._copies is not None:
             run_directories.done(self._copies, keep=True)
         self._nodes.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import connection, shared_memory
 from nbspawn._protocol.agents import ClockAsked, ClockTold, FromAgent, Hello, Transfer, WithBuffers
 from nbspawn._protocol.messages import Event
@@ -41,7 +41,7 @@ class Link:
         self._selector: selectors.BaseSelector | None = None
         for end in (control, bulk, life):
             end.setblocking(False)
-            inherited.close_after_fork(end.fileno())
+            descriptors.close_after_fork(end.fileno())
 
     @property
     def host(self) -> str:
@@ -171,7 +171,7 @@ class Link:
         for end in (self._control, self._bulk, self._life):
             if self._selector is not None:
                 self._selector.unregister(end)
-            inherited.close(end.detach())
+            descriptors.close(end.detach())
         while self._outgoing:
             self._outgoing.popleft().close()
         self._incoming.close()

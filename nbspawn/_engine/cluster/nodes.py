@@ -15,7 +15,7 @@ from typing import Any
 
 from nbspawn._engine.cluster.agents import Agents
 from nbspawn._engine.cluster.link import Link
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.waker import Waker
 from nbspawn._protocol.agents import CALLS, Answer, Begun, Call, Refused, Reported, Status
 from nbspawn._protocol.failure import Failure
@@ -77,11 +77,11 @@ class Nodes:
         self._urgent = False
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
-        inherited.close_after_fork(self._selector.fileno())
+        descriptors.close_after_fork(self._selector.fileno())
         self._waker = Waker(self._selector)
         share, more = divmod(nprocs, len(agents.links))
         counts = [share + (number < more) for number in range(len(agents.links))]
-        nothing = Status(command_number, over=False, settled=False, complete=True, failures=())
+        nothing = Status(command_number, all_exited=False, finished=False, all_alive=True, failures=())
         firsts = itertools.accumulate(counts, initial=0)
         self._nodes = [Node(*each, nothing) for each in zip(agents.links, firsts, counts, strict=False)]
         for node in self._nodes:
@@ -169,10 +169,10 @@ class Nodes:
         what = f"its node {host} was lost ({node.link.lost})"
         pids = node.begun.pids if node.begun else [0] * node.count
         for rank, pid, path in zip(node.ranks, pids, node.log_paths, strict=True):
-            if rank not in self.ended and not node.status.over:
+            if rank not in self.ended and not node.status.all_exited:
                 self._add(node, Exited(rank, now, None))
                 self.lost.append(Failure(rank, pid, now, -9, what, node=number, host=host, log_path=path))
-        node.status = replace(node.status, over=True, settled=True, complete=False)
+        node.status = replace(node.status, all_exited=True, finished=True, all_alive=False)
 
     # ------------------------------------------------------------ asking
 
@@ -225,5 +225,5 @@ class Nodes:
         for node in self._nodes:
             node.link.unwatch()
         self._waker.close()
-        inherited.unmark(self._selector.fileno())
+        descriptors.unmark(self._selector.fileno())
         self._selector.close()

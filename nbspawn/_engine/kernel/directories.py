@@ -20,7 +20,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import questions
 from nbspawn._protocol.gauges import SLOT
 from nbspawn._protocol.launch import MARK, RunFiles
@@ -45,7 +45,7 @@ class OwnedDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
         # systemd-tmpfiles spares a directory that is locked itself, whatever its age.
-        self._held = inherited.close_after_fork(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._held = descriptors.close_after_fork(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         with contextlib.suppress(OSError):
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -59,18 +59,18 @@ class OwnedDirectory:
         """Remove it with everything in it."""
         if self.exists():
             shutil.rmtree(self.path, ignore_errors=True)
-        inherited.close(self._held)
-        inherited.close(self._lock)
+        descriptors.close(self._held)
+        descriptors.close(self._lock)
 
 
 def _sign(path: Path) -> int:
     """Sign the directory; returns the descriptor that locks it."""
-    fd = inherited.close_after_fork(os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    fd = descriptors.close_after_fork(os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.write(fd, _signature(path))
     except BaseException:
-        inherited.close(fd)
+        descriptors.close(fd)
         raise
     return fd
 
@@ -121,7 +121,7 @@ class RunDirectories:
 
     def __init__(self) -> None:
         self._forget()
-        inherited.after_fork_in_child(self._forget)
+        descriptors.after_fork_in_child(self._forget)
         atexit.register(self.remove_all)
 
     def _forget(self) -> None:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 
 _entered: list[InterruptFlag] = []
-inherited.after_fork_in_child(_entered.clear)
+descriptors.after_fork_in_child(_entered.clear)
 
 
 def pressed() -> bool:
@@ -31,9 +31,9 @@ def deferred() -> Iterator[None]:
     with InterruptFlag() as flag:
         yield
     if flag.count:
-        from nbspawn.errors import interrupted
+        from nbspawn.errors import interrupt_error
 
-        raise interrupted((), "nothing was started: torch was being imported")
+        raise interrupt_error((), "nothing was started: torch was being imported")
 
 
 class InterruptFlag:

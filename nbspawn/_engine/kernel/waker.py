@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 
 
 class Waker:
@@ -16,7 +16,7 @@ class Waker:
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-            inherited.close_after_fork(end.fileno())
+            descriptors.close_after_fork(end.fileno())
         selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
 
     def wake(self) -> None:
@@ -30,5 +30,5 @@ class Waker:
     def close(self) -> None:
         """Close both ends."""
         for end in (self._woken, self._waker):
-            inherited.unmark(end.fileno())
+            descriptors.unmark(end.fileno())
             end.close()

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol.messages import Command, Dropped, Event, RankEvent
 from nbspawn._protocol.plain import NotPlainError
 from nbspawn._protocol.wire import Decoder, encode_command, load_event
@@ -41,7 +41,7 @@ class Hub:
         self._listener.setblocking(False)
         self._listener.bind(os.fspath(path))
         self._listener.listen(nprocs)
-        inherited.close_after_fork(self._listener.fileno())
+        descriptors.close_after_fork(self._listener.fileno())
         self._listening = False
         self._listen(True)
 
@@ -70,7 +70,7 @@ class Hub:
         for connection in [*self._unidentified, *self._connections.values()]:
             connection.close()
         self._listen(False)
-        inherited.close(self._listener.detach())
+        descriptors.close(self._listener.detach())
 
     def _listen(self, wanted: bool) -> None:
         if wanted and not self._listening:
@@ -143,7 +143,7 @@ class _Connection:
         self._unsent = bytearray()
         self.open = True
         accepted.setblocking(False)
-        inherited.close_after_fork(accepted.fileno())
+        descriptors.close_after_fork(accepted.fileno())
         self._wanted = selectors.EVENT_READ
         selector.register(accepted, self._wanted, self._ready)
 
@@ -191,4 +191,4 @@ class _Connection:
             self.open = False
             self._decoder.close()
             self._selector.unregister(self._socket)
-            inherited.close(self._socket.detach())
+            descriptors.close(self._socket.detach())

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from nbspawn._engine.kernel.guardian import is_alive, started_at
-from nbspawn._engine.start.contexts import ServedProcess
+from nbspawn._engine.start.start_contexts import ServedProcess
 
 UNKNOWN = 255  # what multiprocessing reports of a process whose fork server is gone
 _PARENT_ANSWERS = 1.0  # seconds in which the parent of a process that has ended reports its exit code

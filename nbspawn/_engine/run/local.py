@@ -12,16 +12,16 @@ from dataclasses import replace
 
 from torch.multiprocessing import ProcessContext
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.directories import run_directories
-from nbspawn._engine.kernel.guard import guard
+from nbspawn._engine.kernel.guardian_client import guard
 from nbspawn._engine.run import signals, stacks
 from nbspawn._engine.run.command_state import CommandState
 from nbspawn._engine.run.edits import Edits
 from nbspawn._engine.run.event_queue import EventQueue
 from nbspawn._engine.run.exits import Exits
+from nbspawn._engine.run.gauge_reader import GaugeReader
 from nbspawn._engine.run.log_follower import LogFollower
-from nbspawn._engine.run.measuring import GaugeReader
 from nbspawn._engine.run.outcomes import Outcomes, Report
 from nbspawn._engine.run.questions import Questions
 from nbspawn._engine.run.regrouping import Regrouping
@@ -57,7 +57,7 @@ _TICK = 0.05  # seconds: how long one poll waits while the ranks' end is awaited
 _ENDING_TICK = 0.001  # seconds: how late it may be noticed that a rank has ended whose sentinel is readable
 
 running: set[LocalRanks] = set()
-inherited.after_fork_in_child(running.clear)
+descriptors.after_fork_in_child(running.clear)
 
 
 class LocalRanks(ProcessContext):
@@ -134,17 +134,17 @@ class LocalRanks(ProcessContext):
         return self._command.outcomes.failures
 
     @property
-    def over(self) -> bool:
+    def all_exited(self) -> bool:
         """Have all ranks ended, and has ``poll`` told all of it?"""
         return not self.sentinels and not self._queue
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         """Have all ranks ended what they were given? One-shot ranks end with it, kept ranks report how it ended."""
         return not self._queue and (not self.sentinels or (self._launch.keep and not self._command.busy))
 
     @property
-    def complete(self) -> bool:
+    def all_alive(self) -> bool:
         """Do all ranks live? What has happened meanwhile is noticed."""
         self.poll(0.0)
         while self._queue:
@@ -161,7 +161,9 @@ class LocalRanks(ProcessContext):
         if not self.logs_exist:
             found.append(f"Something has deleted {os.fspath(self.files.logs)}, with the logs of these ranks.")
         if self._exits.served and self._exits.unknown:
-            found.append(f"Not all exit codes are known: {self._exits.why_unknown()}. The next run has another.")
+            found.append(
+                f"Not all exit codes are known: {self._exits.why_unknown()}. The next run starts a new fork server."
+            )
         new = [loss for loss in found if loss not in self._losses]
         self._losses.update(new)
         return new
@@ -224,7 +226,7 @@ class LocalRanks(ProcessContext):
         events = self._queue.take()
         if not self._queue:
             events += self._logs.read(ends)
-        if self.over:
+        if self.all_exited:
             self._release()
         return events
 
@@ -381,7 +383,7 @@ class LocalRanks(ProcessContext):
         for rank in self._exits.living:
             self.send(rank, Close())
         end = time.monotonic() + seconds
-        while not self.over and time.monotonic() < end:
+        while not self.all_exited and time.monotonic() < end:
             self.poll(_TICK)
 
     def close(self, keep_logs: bool = False) -> None:

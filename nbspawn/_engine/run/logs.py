@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.log_file import open_log
 from nbspawn._protocol.messages import Printed
@@ -27,7 +27,7 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
     fds: list[int] = []
     try:
         for rank in range(nprocs):
-            fds.append(inherited.close_after_fork(open_log(files.log(rank))))
+            fds.append(descriptors.close_after_fork(open_log(files.log(rank))))
             try:
                 fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -41,7 +41,7 @@ def empty_logs(files: RunFiles, nprocs: int) -> list[int]:
             os.truncate(fd, 0)
     except BaseException:
         for fd in fds:
-            inherited.close(fd)
+            descriptors.close(fd)
         raise
     return fds
 
@@ -106,4 +106,4 @@ class LogTail:
 
     def close(self) -> None:
         """Close the file."""
-        inherited.close(self._fd)
+        descriptors.close(self._fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import shared_memory
 from nbspawn._protocol.messages import Regroup
 
@@ -21,11 +21,11 @@ class Regrouping:
         """The command for all ranks. Raises OSError if there is no place for the store at which they meet."""
         self._count += 1
         if self.grouped and self._store < 0:
-            self._store = inherited.close_after_fork(shared_memory.anonymous_file())
+            self._store = descriptors.close_after_fork(shared_memory.anonymous_file())
         return Regroup(self._count, self.grouped, f"/proc/{os.getpid()}/fd/{self._store}" if self.grouped else "")
 
     def close(self) -> None:
         """Give the store back."""
         if self._store >= 0:
-            inherited.close(self._store)
+            descriptors.close(self._store)
             self._store = -1

@@ -6,8 +6,8 @@ import os
 import selectors
 from contextlib import ExitStack
 
-from nbspawn._engine.kernel import inherited
-from nbspawn._engine.kernel.guard import guard
+from nbspawn._engine.kernel import descriptors
+from nbspawn._engine.kernel.guardian_client import guard
 from nbspawn._engine.kernel.waker import Waker
 from nbspawn._engine.run.channel import Hub
 from nbspawn._engine.run.rendezvous import Rendezvous
@@ -23,14 +23,14 @@ class Resources:
             guard.begin(files.private)
             undo.callback(guard.end, files.private)
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-            self.lifeline = inherited.close_after_fork(os.open(files.lifeline, flags))
-            undo.callback(inherited.close, self.lifeline)
-            self._interrupts = inherited.close_after_fork(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
-            undo.callback(inherited.close, self._interrupts)
-            self.gauges = inherited.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
-            undo.callback(inherited.close, self.gauges)
+            self.lifeline = descriptors.close_after_fork(os.open(files.lifeline, flags))
+            undo.callback(descriptors.close, self.lifeline)
+            self._interrupts = descriptors.close_after_fork(os.open(files.interrupts, os.O_WRONLY | os.O_CLOEXEC))
+            undo.callback(descriptors.close, self._interrupts)
+            self.gauges = descriptors.close_after_fork(os.open(files.gauges, os.O_RDONLY | os.O_CLOEXEC))
+            undo.callback(descriptors.close, self.gauges)
             self.selector = selectors.DefaultSelector()
-            inherited.close_after_fork(self.selector.fileno())
+            descriptors.close_after_fork(self.selector.fileno())
             undo.callback(self._close_selector)
             self.waker = Waker(self.selector)
             undo.callback(self.waker.close)
@@ -41,7 +41,7 @@ class Resources:
             self._undo = undo.pop_all()
 
     def _close_selector(self) -> None:
-        inherited.unmark(self.selector.fileno())
+        descriptors.unmark(self.selector.fileno())
         self.selector.close()
 
     def announce_interrupt(self, rank: int) -> None:

@@ -1,7 +1,7 @@
 """The private fork server: a process with torch already imported, of which a rank is a copy in milliseconds.
 
 multiprocessing's global fork server is never touched: what it preloads is the user's choice, once per process. How
-ranks are started by this one is in contexts.py.
+ranks are started by this one is in start_contexts.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nbspawn._engine.kernel import inherited, interrupt_flag
+from nbspawn._engine.kernel import descriptors, interrupt_flag
 from nbspawn._engine.kernel.directories import OwnedDirectory
 from nbspawn._engine.kernel.guardian import stopped
 from nbspawn._engine.start.importer import Importer, Server
@@ -48,7 +48,7 @@ class PrivateServer:
 
     def __init__(self) -> None:
         self._forget()
-        inherited.after_fork_in_child(self._forget)
+        descriptors.after_fork_in_child(self._forget)
         atexit.register(self._remove_directory)
 
     def _forget(self) -> None:
@@ -116,18 +116,18 @@ class PrivateServer:
         self,
         modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        give_up: Callable[[], object] = bool,
+        cancelled: Callable[[], object] = bool,
     ) -> Server:
         """The server; waits for one that has these modules and can serve ranks with this environment, about 1 s where
-        there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``give_up`` becomes true."""
-        with self._taking_turns(give_up):
-            return self._get(modules, environment or vars(self._starting).get("environment"), give_up)
+        there is none. Raises OSError if there is none in 60 s, KeyboardInterrupt if ``cancelled`` becomes true."""
+        with self._taking_turns(cancelled):
+            return self._get(modules, environment or vars(self._starting).get("environment"), cancelled)
 
     @contextmanager
-    def starting(self, environment: Mapping[str, str], give_up: Callable[[], object]) -> Iterator[None]:
+    def starting(self, environment: Mapping[str, str], cancelled: Callable[[], object]) -> Iterator[None]:
         """Meanwhile this thread starts ranks with this environment: no other thread starts any, or replaces the server
-        for ranks with another one. Raises KeyboardInterrupt if ``give_up`` becomes true before that."""
-        with self._taking_turns(give_up):
+        for ranks with another one. Raises KeyboardInterrupt if ``cancelled`` becomes true before that."""
+        with self._taking_turns(cancelled):
             self._starting.environment = environment
             try:
                 yield
@@ -135,9 +135,9 @@ class PrivateServer:
                 del self._starting.environment
 
     @contextmanager
-    def _taking_turns(self, give_up: Callable[[], object]) -> Iterator[None]:
+    def _taking_turns(self, cancelled: Callable[[], object]) -> Iterator[None]:
         while not self._turn.acquire(timeout=0.05):
-            if give_up():
+            if cancelled():
                 raise KeyboardInterrupt
         try:
             yield
@@ -145,7 +145,7 @@ class PrivateServer:
             self._turn.release()
 
     def _get(
-        self, modules: Sequence[str], environment: Mapping[str, str] | None, give_up: Callable[[], object]
+        self, modules: Sequence[str], environment: Mapping[str, str] | None, cancelled: Callable[[], object]
     ) -> Server:
         end = time.monotonic() + _START_SECONDS
         begun = False
@@ -168,18 +168,18 @@ class PrivateServer:
                     raise OSError(f"{self._failure} (python -m nbspawn shows more)")
                 begun = True
                 self._begin(everything=False, environment=environment)
-            self._wait(end, give_up)
+            self._wait(end, cancelled)
 
     @property
     def _done(self) -> frozenset[str]:
         """What the present server has, as far as the importer can have it."""
         return self._planned.difference(self._stage[0])
 
-    def _wait(self, end: float, give_up: Callable[[], object]) -> None:
+    def _wait(self, end: float, cancelled: Callable[[], object]) -> None:
         """Wait for a moment, or for the next server."""
         with self._replaced:
             self._replaced.wait(0.05)
-        if give_up():
+        if cancelled():
             raise KeyboardInterrupt
         if time.monotonic() > end:
             raise OSError(f"it has not finished its imports within {_START_SECONDS:g} s")
@@ -191,7 +191,7 @@ class PrivateServer:
         importer.kill()
         return True
 
-    def wait_for(self, modules: Collection[str], nprocs: int, give_up: Callable[[], object] = bool) -> str:
+    def wait_for(self, modules: Collection[str], nprocs: int, cancelled: Callable[[], object] = bool) -> str:
         """For so many ranks, which will import these ``modules``, wait for a server that has them, if it is there
         sooner than the ranks would be done with that. Returns what it has waited for. Errors as in ``get``."""
         with self._replaced:
@@ -206,7 +206,7 @@ class PrivateServer:
             if not coming or self._end_stopped_importer():
                 return waited
             waited = waited or coming
-            self._wait(end, give_up)
+            self._wait(end, cancelled)
 
     def _coming_soon(self, nprocs: int) -> str:
         if not self._everything or not self.bringing_up:

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker, spawn, util
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
 from nbspawn._engine.start.multiprocessing_adapter import in_own_group
 from nbspawn._process import traced
@@ -27,13 +27,13 @@ _CLOSED_AT_EXEC: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # not on macOS
 
 class Server(forkserver.ForkServer):
     """A fork server that the importer has forked. It ends when the kernel has let it go, and the last rank that came
-    from it is done with; see contexts.py."""
+    from it is done with; see start_contexts.py."""
 
     def __init__(self, report: Report, address: str, alive: int) -> None:
         super().__init__()
         self.pid, self._since = report.pid, started_at(report.pid)
         self._address = self._forkserver_address = address
-        self._forkserver_alive_fd = inherited.close_after_fork(alive)
+        self._forkserver_alive_fd = descriptors.close_after_fork(alive)
         self._forkserver_authkey = bytes.fromhex(report.key)
 
     def ensure_running(self) -> None:
@@ -54,7 +54,7 @@ class Server(forkserver.ForkServer):
 
     def let_go(self) -> None:
         """Ask it for nothing more."""
-        inherited.close(self._forkserver_alive_fd)
+        descriptors.close(self._forkserver_alive_fd)
         with suppress(FileNotFoundError):
             os.unlink(self._address)
 
@@ -74,9 +74,9 @@ class Importer:
         self.killed = False
         executable = os.fsencode(spawn.get_executable())
         ours, theirs = socket.socketpair()
-        self._fd = inherited.close_after_fork(ours.detach())
+        self._fd = descriptors.close_after_fork(ours.detach())
         life, lifeline = os.pipe()
-        self._lifeline = inherited.close_after_fork(lifeline)
+        self._lifeline = descriptors.close_after_fork(lifeline)
         # A press of Stop during the imports would end it. The mask is inherited, by the servers too, which ignore
         # SIGINT; ranks lift it (_rank/program/process.py).
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -128,8 +128,8 @@ class Importer:
 
     def let_go(self) -> None:
         """Send it no more plans; if it carries one out, it ends."""
-        inherited.close(self._fd)
-        inherited.close(self._lifeline)
+        descriptors.close(self._fd)
+        descriptors.close(self._lifeline)
 
     def has_ended(self) -> bool:
         """Has it ended? Then it is waited for."""

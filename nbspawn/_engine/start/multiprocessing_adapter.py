@@ -17,7 +17,7 @@ from typing import Any
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """See contexts.py: hide ``__main__``'s origin, and leave the default start method open."""
+    """See start_contexts.py: hide ``__main__``'s origin, and leave the default start method open."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {
         name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from nbspawn._accelerators.accelerator import Accelerator
 from nbspawn._accelerators.kinds import CPU
-from nbspawn._engine.start.contexts import FORKSERVER, SPAWN
 from nbspawn._engine.start.fork_safety import (
     fork_hazards,
     poisoned_runtimes,
@@ -18,10 +17,11 @@ from nbspawn._engine.start.fork_safety import (
     unsafe_to_fork,
 )
 from nbspawn._engine.start.forkserver import server
+from nbspawn._engine.start.start_contexts import FORKSERVER, SPAWN
 from nbspawn._payload import imported
 from nbspawn._payload.diagnosis import OR_FORK
 from nbspawn._payload.packing import Packed
-from nbspawn.errors import PayloadError, StartError, UsageError, interrupted
+from nbspawn.errors import PayloadError, StartError, UsageError, interrupt_error
 
 METHODS = ("auto", "fork", "forkserver", "spawn")
 _WORTH_REPORTING = 0.1  # seconds of waiting for the fork server
@@ -57,7 +57,7 @@ def choose(
     kind: str,
     accelerator: Accelerator = CPU,
     environment: Mapping[str, str] | None = None,
-    give_up: Callable[[], object] = bool,
+    cancelled: Callable[[], object] = bool,
     modules: frozenset[str] = frozenset(),
     nprocs: int = 1,
 ) -> Start:
@@ -65,7 +65,7 @@ def choose(
     what it uses, ``modules`` what it imports besides. ``accelerator`` and ``environment`` are the ranks'. By default a
     job that can be packed uses the fork server, whether the server is ready or not: the behaviour of a cell must not
     depend on when it runs. This function waits for the server's start, and for modules that it is about to have, until
-    ``give_up`` returns True: then it raises KeyboardInterrupt.
+    ``cancelled`` returns True: then it raises KeyboardInterrupt.
 
     Raises StartError if ``requested`` cannot work here, PayloadError if the job cannot be packed and fork is not safe
     either, UsageError for an unknown method.
@@ -86,8 +86,8 @@ def choose(
             raise
         return fork_instead(stuck, variables)
     try:
-        waited = _wait_for_server(accelerator.packages, environment, give_up)
-        waited = _wait_for_imports(imported.with_late(packed.modules | modules), nprocs, give_up) or waited
+        waited = _wait_for_server(accelerator.packages, environment, cancelled)
+        waited = _wait_for_imports(imported.with_late(packed.modules | modules), nprocs, cancelled) or waited
     except BaseException as failure:
         packed.close()
         if requested == "auto" and isinstance(failure, StartError):
@@ -98,24 +98,24 @@ def choose(
 
 
 def _wait_for_server(
-    needed: Sequence[str], environment: Mapping[str, str] | None, give_up: Callable[[], object]
+    needed: Sequence[str], environment: Mapping[str, str] | None, cancelled: Callable[[], object]
 ) -> str:
     """Wait for the server; returns a text about the wait, '' if it was short."""
     began = time.monotonic()
     outdated = server.warm and environment is not None and server.out_of_date(environment)
     with _as_errors_of_a_run():
-        server.get(needed, environment, give_up)
+        server.get(needed, environment, cancelled)
     passed = time.monotonic() - began
     if passed <= _WORTH_REPORTING:
         return ""
     return f"waited {passed:.1f} s for it to {f'start again, since {outdated}' if outdated else 'start'}"
 
 
-def _wait_for_imports(modules: Collection[str], nprocs: int, give_up: Callable[[], object]) -> str:
+def _wait_for_imports(modules: Collection[str], nprocs: int, cancelled: Callable[[], object]) -> str:
     """Wait for what these ranks will import; returns a text about the wait, '' if it was short."""
     began = time.monotonic()
     with _as_errors_of_a_run():
-        waited_for = server.wait_for(modules, nprocs, give_up)
+        waited_for = server.wait_for(modules, nprocs, cancelled)
     passed = time.monotonic() - began
     return f"waited {passed:.1f} s while it imported {waited_for} for all ranks" if passed > _WORTH_REPORTING else ""
 
@@ -125,7 +125,7 @@ def _as_errors_of_a_run() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise interrupted((), "no ranks have been started") from None
+        raise interrupt_error((), "no ranks have been started") from None
     except OSError as failure:
         raise StartError(f"the fork server cannot start: {failure}") from None
 

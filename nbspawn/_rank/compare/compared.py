@@ -10,9 +10,9 @@ import linecache
 from collections.abc import Sequence
 from typing import Any
 
-from nbspawn._protocol.entries import Report
 from nbspawn._protocol.messages import Compared
 from nbspawn._protocol.plain import Buffer
+from nbspawn._protocol.value_digests import Report
 
 _FILE = "<diff>"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbspawn._protocol.entries import CHUNK, DIGEST, Statistics
+from nbspawn._protocol.value_digests import CHUNK, DIGEST, Statistics
 
 _NUMBERS = ("float", "bfloat", "complex", "int", "uint", "bool")
 """How the types begin whose elements are numbers; other bits can only be compared."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nbspawn._payload.diagnosis import one_line
-from nbspawn._protocol.entries import Entry
+from nbspawn._protocol.value_digests import Entry
 from nbspawn._rank.compare.digests import Contents, Numbers
 from nbspawn._rank.report import members
 

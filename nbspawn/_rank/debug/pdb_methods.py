@@ -58,8 +58,8 @@ class DebuggedRank:
         self.channel.send(Stopped(self._rank, time.monotonic(), place, frame is None, offset))
 
     def resumed(self, soon: bool) -> None:
-        """Note that the debugger's prompt has ended; ``soon`` says that the rank will not stop again at its next
-        line."""
+        """Note that the debugger's prompt has ended. ``soon``: the rank makes one step or quits, so that its next event
+        follows soon."""
         self.at_prompt = False
         self.channel.send(Resumed(self._rank, time.monotonic(), soon))
 
@@ -198,7 +198,7 @@ _FOR_ALL_RANKS = {
     "all": "`all n` gives the command n to every rank that the debugger has stopped; so does `all p loss`.",
     "diff": "`diff loss` compares the value of loss over the ranks that the debugger has stopped.",
 }
-"""What _session/prompts.py and _session/stopped.py do, for ``help``."""
+"""What _session/prompts.py and _session/debugger_diff.py do, for ``help``."""
 
 _METHODS = tuple(name for name in vars(RankPdb) if not name.startswith("_"))
 _AGAIN = ("interaction", "format_stack_entry", "stop_here", "do_interact")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from nbspawn._rank.program import ending, process
+from nbspawn._rank.program import exiting, process
 
 
 def _imported() -> Any:
@@ -59,7 +59,7 @@ def _update_class(old: type, new: type) -> None:
     """IPython's rule makes instances the new class's. So must be what is derived from the old one, and what has
     imported it by name: ``isinstance`` would not hold."""
     if process.forked_from_notebook:
-        ending.unfreeze()  # get_referrers, by which instances are found, passes over what is frozen
+        exiting.unfreeze()  # get_referrers, by which instances are found, passes over what is frozen
     try:
         autoreload.update_class(old, new)
         derived: type

@@ -13,7 +13,7 @@ LARGEST = 2**32 - 1
 """What numpy's generator takes."""
 
 
-def sow(info: RankInfo) -> None:
+def seed_generators(info: RankInfo) -> None:
     """Seed the global generators of ``random``, numpy and torch. A rank is a copy of the kernel or of the fork server,
     and would have their numbers: the same in all ranks, or in all runs.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbspawn._process.tensors import attributes, type_text
 from nbspawn._protocol.frames import PACKAGE
-from nbspawn._rank.program import ending
+from nbspawn._rank.program import exiting
 
 _ELEMENTS = 100_000  # of one container, among which an object is searched for
 _KEY = 40  # characters
@@ -43,7 +43,7 @@ def container(place: tuple[object, ...]) -> str:
 def holder(thing: object) -> str:
     """What holds an object: 'a list in class Cache', 'a dict in mylib.cache', 'a local variable of train()'. '' if the
     process has too many objects."""
-    ending.unfreeze()  # otherwise what a rank has inherited is not seen
+    exiting.unfreeze()  # otherwise what a rank has inherited is not seen
     if len(gc.get_objects()) > _SCANNED:
         return ""
     modules = {id(attributes(module)): name for name, module in list(sys.modules.items())}

@@ -52,11 +52,11 @@ class LocalContext(LocalRanks):
                 if self.failures and not self.stopping:
                     first = 0.0 if grace_period is None else grace_period
                     self.stop_at(term=first, kill=first + (_TORCH_GRACE if grace_period is None else grace_period))
-                if self.over or interrupted.count or (end is not None and time.monotonic() >= end):
+                if self.all_exited or interrupted.count or (end is not None and time.monotonic() >= end):
                     break
         if interrupted.count:
             raise KeyboardInterrupt
-        if not self.over:
+        if not self.all_exited:
             return False
         unfinished = self.failures or self._command.outcomes.unfinished()
         self.close()
@@ -75,7 +75,7 @@ class LocalContext(LocalRanks):
 
     def _pass_on(self, events: list[Event]) -> None:
         text = self._stream.feed([event for event in events if isinstance(event, Printed)])
-        if self.over:
+        if self.all_exited:
             text += self._stream.finish(())
         if text:
             print(text, end="", flush=True)
@@ -92,6 +92,6 @@ class LocalContext(LocalRanks):
         """
         reported = sorted(self._command.outcomes.reported.items())
         values = [outcome.value for _, outcome in reported if isinstance(outcome, Returned)]
-        if not self.settled or len(values) < (len(reported) if self._launch.keep else self.nprocs):
+        if not self.finished or len(values) < (len(reported) if self._launch.keep else self.nprocs):
             raise ValueError("the ranks have not all returned: join() first")
         return Results(values, [rank for rank, _ in reported])

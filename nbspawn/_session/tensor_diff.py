@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbspawn._protocol.entries import CHUNK, Entry
+from nbspawn._protocol.value_digests import CHUNK, Entry
 from nbspawn._state.agreement import Closer
 
 _SERIAL = 1 << 14

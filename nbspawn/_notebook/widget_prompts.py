@@ -18,7 +18,7 @@ _SETTLED = 0.1  # seconds: front ends send that Enter was pressed just before wh
 _TICK = 0.2  # seconds between two looks whether the user has pressed Stop instead
 
 
-class Questions:
+class WidgetPrompts:
     """A prompter (_session/views.py) whose ``box`` is to be displayed. ``write`` gets each question with its answer;
     ``stopping`` tells whether the user has requested the end of the run."""
 

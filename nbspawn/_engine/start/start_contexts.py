@@ -16,7 +16,7 @@ import time
 from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, util
 from typing import Any
 
-from nbspawn._engine.kernel import inherited
+from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.guardian import started_at
 from nbspawn._engine.start.forkserver import server, write_all
 from nbspawn._engine.start.multiprocessing_adapter import prepared, starting
@@ -100,7 +100,7 @@ class _ServerPopen(popen_forkserver.Popen):
         # The child watches the one end to learn of its parent's death (multiprocessing.parent_process()). The other
         # keeps the server alive until this process's exit code has been read: a server whose last client leaves
         # together with its last child ends without reporting how that child did (exit code 255).
-        ends = [inherited.close_after_fork(fd) for fd in (os.dup(writable), alive)]
+        ends = [descriptors.close_after_fork(fd) for fd in (os.dup(writable), alive)]
         self.finalizer = util.Finalize(self, _close_all, (ends, self.sentinel))
         try:
             write_all(writable, data)
@@ -111,7 +111,7 @@ class _ServerPopen(popen_forkserver.Popen):
 
 def _close_all(ends: list[int], sentinel: int) -> None:
     for fd in ends:
-        inherited.close(fd)
+        descriptors.close(fd)
     os.close(sentinel)
 
 

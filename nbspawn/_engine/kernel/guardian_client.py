@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from nbspawn._engine.kernel import guardian, inherited
+from nbspawn._engine.kernel import descriptors, guardian
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
 from nbspawn._process import traced
 from nbspawn._protocol.launch import LIFELINE, MARK, RANKS
@@ -26,7 +26,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._forget()
-        inherited.after_fork_in_child(self._forget)
+        descriptors.after_fork_in_child(self._forget)
 
     def _forget(self) -> None:
         self.pid: int | None = None
@@ -86,13 +86,13 @@ class Guard:
                 os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         with suppress(OSError):
-            inherited.close(self._pipe)
+            descriptors.close(self._pipe)
         self._start()
         os.write(self._pipe, b"".join([*self._ended, *map(_begun, self._runs)]))
 
     def _start(self) -> None:
         readable, writable = os.pipe()
-        self._pipe = inherited.close_after_fork(writable)
+        self._pipe = descriptors.close_after_fork(writable)
         os.set_blocking(writable, False)
         # In a group of its own: interrupts, and ipykernel's signals at its shutdown, go to the kernel's. Not with the
         # kernel's stdout and stderr: whoever reads those would wait for the guardian's end, too.
