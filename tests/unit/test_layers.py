@@ -1,10 +1,9 @@
-"""Imports go down the layers only, and importing nbspawn costs next to nothing (docs/architecture.md tells the
-layers)."""
+"""Imports go down the rooms only, as docs/architecture.md lists them, and importing nbspawn costs next to nothing."""
 
 from __future__ import annotations
 
 import ast
-import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,29 +12,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nbspawn"
-LAYERS: tuple[set[str], ...] = (
-    {"_protocol", "_accelerators", "_version"},
-    {"_process"},
-    {"_payload", "_state"},
-    {"_carried"},
-    {"_rank", "_render"},
-    {"errors", "_results"},
-    {"_server"},
-    {"_engine"},
-    {"_agent"},
-    {"_session"},
-    {"_api", "_session_api"},
-    {"_check"},
-    {"_notebook"},
-)
+TOUR = PACKAGE.parent / "docs" / "architecture.md"
 APART = ({"_payload", "_state"}, {"_rank", "_render"})
-"""Of one layer, and yet they do not know each other."""
-OF_KERNEL = {"_notebook", "_session", "_engine", "_agent", "_api", "_session_api", "_check"}
-"""What runs in the kernel, or in an agent in its place."""
+"""These do not know each other."""
 TO_RANKS = {"_rank.main.main", "_rank.jobs", "_rank.shell.displays"}
-"""What that has to do with the ranks' own code: it names what torch is to start, and what ranks are to run; and before
-a fork it makes what ranks inherit."""
-ENTRANCES = {"__init__", "__main__"}  # these may import anything, lazily
+"""What the kernel has to do with the ranks' own code: it names what torch is to start, and what ranks are to run; and
+before a fork it makes what ranks inherit."""
+ENTRANCES = {"__init__.py", "__main__.py"}  # these may import anything, lazily
 WITH_IPYTHON = ("_rank/shell.py", "_server/preload_shell.py", "_rank/edit/autoreload.py", "_notebook/", "__main__.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -59,72 +42,63 @@ def imported(file: Path, types: bool = False) -> set[str]:
     return found
 
 
-def unit(parts: list[str]) -> str:
-    """'engine' for nbspawn._engine.run.local, '__init__' for a name of the package itself."""
-    return parts[1] if len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or is_module(parts[1])) else "__init__"
+def room(parts: Sequence[str]) -> str:
+    """'_rank/report/' for nbspawn._rank.report.sampler, the innermost folder; 'errors.py' for nbspawn.errors."""
+    found = PACKAGE
+    for part in parts[1:]:
+        if not (found / part).is_dir():
+            break
+        found /= part
+    if found == PACKAGE:
+        return f"{parts[1].removesuffix('.py')}.py" if len(parts) > 1 else "__init__.py"
+    return f"{found.relative_to(PACKAGE).as_posix()}/"
 
 
-def is_module(name: str) -> bool:
-    return (PACKAGE / f"{name}.py").exists()
-
-
-def layer(name: str) -> int:
-    return next(number for number, units in enumerate(LAYERS) if name in units)
-
-
-def unit_of(file: Path) -> str:
-    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+def rooms() -> dict[str, list[str]]:
+    """The rooms that the tour names, from the top down, and the processes that each runs in."""
+    table = TOUR.read_text().partition("## Rooms")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+    return {name: where.split(", ") for named, where in rows for name in re.findall("`([^`]+)`", named)}
 
 
 def names(files: list[Path]) -> list[str]:
     return [str(file.relative_to(PACKAGE)) for file in files]
 
 
-def room(parts: Sequence[str]) -> str:
-    """'_rank/report' for nbspawn._rank.report.sampler: the innermost folder; '' for the package's own."""
-    found = PACKAGE
-    for part in parts[1:]:
-        if not (found / part).is_dir():
-            break
-        found /= part
-    return "/".join(found.relative_to(PACKAGE).parts)
+def room_of(file: Path) -> str:
+    return room(["nbspawn", *file.relative_to(PACKAGE).parts])
 
 
-def test_no_two_rooms_import_each_other() -> None:
-    """Not by a detour, and not for type checkers alone."""
-    below: dict[str, set[str]] = {}
-    for file in FILES:
-        mine = room(["nbspawn", *file.relative_to(PACKAGE).parts])
-        others = {room(name.split(".")) for name in imported(file, types=True) if name.startswith("nbspawn.")}
-        below.setdefault(mine, set()).update(others - {mine})
-    del below[""]  # the thin modules between the layers
-    sorter = graphlib.TopologicalSorter({mine: others - {""} for mine, others in below.items()})
-    assert {"_rank/report", "_engine/start"} < set(sorter.static_order())
+def below(file: Path) -> dict[str, str]:
+    """The rooms that the file imports from, by what it imports."""
+    used = {name for name in imported(file, types=True) if name.split(".")[0] == "nbspawn"}
+    return {name: room(name.split(".")) for name in used}
 
 
-def test_every_file_has_a_layer() -> None:
-    assert {unit_of(file) for file in FILES} - ENTRANCES == set().union(*LAYERS)
+def test_the_tour_names_every_room() -> None:
+    assert {room_of(file) for file in FILES} - ENTRANCES == set(rooms())
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))
 def test_imports_go_down(file: Path) -> None:
-    mine = unit_of(file)
+    """Not by a detour, nor for type checkers alone."""
+    order, mine = list(rooms()), room_of(file)
     if mine in ENTRANCES:
         return
-    for name in imported(file):
-        if name.split(".")[0] != "nbspawn":
-            continue
-        other = unit(name.split("."))
-        assert other != "__init__", f"{name}: the package's public names are for others"
-        assert layer(other) <= layer(mine), f"{name} lies above"
+    for name, other in below(file).items():
+        assert other != "__init__.py", f"{name}: the package's public names are for others"
+        assert order.index(mine) <= order.index(other), f"{name} lies above"
         for packages in APART:
-            assert mine == other or not {mine, other} <= packages, f"{name}: {mine} and {other} do not know each other"
+            tops = {mine.split("/")[0], other.split("/")[0]}
+            assert len(tops) == 1 or not tops <= packages, f"{mine} and {other} do not know each other"
 
 
 def test_the_kernel_runs_nothing_of_ranks() -> None:
-    used = {name for file in FILES if unit_of(file) in OF_KERNEL for name in imported(file, types=True)}
-    found = {name.removeprefix("nbspawn.") for name in used if name.startswith(("nbspawn._rank", "nbspawn._server"))}
-    assert found == TO_RANKS
+    tour = rooms()
+    of_ranks = {name for name, where in tour.items() if {"rank", "fork server"} & set(where) and "kernel" not in where}
+    of_kernel = [file for file in FILES if set(tour.get(room_of(file), {"all"})) <= {"kernel", "agent"}]
+    used = {name for file in of_kernel for name, other in below(file).items() if other in of_ranks}
+    assert {name.removeprefix("nbspawn.") for name in used} == TO_RANKS
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))

@@ -164,7 +164,7 @@ def write_files() -> None:
 def _hdf5_files() -> list[Any]:
     """h5py's, which their library would close at exit(3): until then they cannot be read."""
     h5f: Any = sys.modules.get("h5py.h5f")
-    return h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJopen_files.FILE) if hasattr(h5f, "get_obj_ids") else []
+    return h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJ_FILE) if hasattr(h5f, "get_obj_ids") else []
 
 
 def _unwritten() -> list[Any]:
