@@ -14,7 +14,7 @@ from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions, options_of
 from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._results import Results
-from nbspawn._session import views
+from nbspawn._session import hooks
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.views import View
@@ -135,7 +135,7 @@ def spawn(
         KeyboardInterrupt: the user has stopped the run.
     """
     launch, command = options_of(LaunchOptions, locals()), options_of(CommandOptions, locals())
-    job = FunctionJob(fn, args, names=views.cell_names())
+    job = FunctionJob(fn, args, names=hooks.cell_names())
     if join:
         return Pool(launch, command).run(job)
     _refuse_what_needs_a_supervisor(
@@ -194,7 +194,7 @@ def start_processes(
     if nprocs == 0:
         return None if join else ProcessContext([], [])
     options = LaunchOptions(nprocs=nprocs, start_method=start_method, daemon=daemon)
-    context = _started(FunctionJob(fn, args, names=views.cell_names()), options)
+    context = _started(FunctionJob(fn, args, names=hooks.cell_names()), options)
     if not join:
         return _served(context)
     while not context.join():

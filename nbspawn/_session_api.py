@@ -11,7 +11,7 @@ from nbspawn._payload.names import check
 from nbspawn._protocol.messages import RunCell
 from nbspawn._rank import jobs
 from nbspawn._results import Results
-from nbspawn._session import comparison, views
+from nbspawn._session import comparison, hooks, views
 from nbspawn._session.background import BackgroundRun
 from nbspawn._session.comparison import Difference
 from nbspawn._session.options import GRACE_PERIOD, CommandOptions
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def _if_python(code: str) -> str:
     """IPython, which takes an indentation away before it looks for magics, takes the blanks from lines in strings."""
     try:
-        check(code, "<code>", views.compiler_flags())
+        check(code, "<code>", hooks.compiler_flags())
     except (SyntaxError, ValueError):  # ValueError: a NUL
         return ""
     return code
@@ -113,7 +113,7 @@ class RankSubset:
             raise UsageError("run() takes a function: execute() takes source code")
         if not callable(fn):
             raise UsageError(f"run() takes a function, got {fn!r:.60}")
-        return self._perform(FunctionJob(fn, args, kwargs, views.cell_names()), timeout, background)
+        return self._perform(FunctionJob(fn, args, kwargs, hooks.cell_names()), timeout, background)
 
     @overload
     def execute(self, code: str, *, timeout: float | None = ..., background: Literal[False] = ...) -> Results[Any]: ...
@@ -141,7 +141,7 @@ class RankSubset:
         if not isinstance(code, str):
             raise UsageError(f"execute() takes source code, got {code!r:.60}: run() takes a function")
         name = f"<execute {next(self._pool.numbers)}>"
-        command = RunCell(code, name, colors=views.colors(), transformed=_if_python(code), flags=views.compiler_flags())
+        command = RunCell(code, name, colors=hooks.colors(), transformed=_if_python(code), flags=hooks.compiler_flags())
         return self._perform(CellJob(command, {}), timeout, background)
 
     def push(self, variables: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -196,7 +196,7 @@ class RankSubset:
             UsageError: ``expression`` is not one, or the ranks are busy.
         """
         expression, tolerance = comparison.checked(expression, rtol, atol)
-        return comparison.of_idle(self._pool, self.ranks, expression, tolerance)
+        return self._pool.compare(self.ranks, expression, tolerance)
 
     def _quietly(self, fn: Callable[..., Any], *args: Any) -> Results[Any]:
         return self._pool.run(FunctionJob(fn, args), CommandOptions(view=views.StreamView()), self.ranks)
@@ -329,7 +329,7 @@ class Session(RankSubset):
         return f"<Session of {len(self)} ranks: {self.ended or ', '.join(dict.fromkeys(self._pool.states()))}>"
 
     def _ipython_display_(self, **_: Any) -> None:
-        views.display(self._pool, repr(self))
+        hooks.display(self._pool, repr(self))
 
     def __enter__(self) -> Session:
         return self.start()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from nbspawn._notebook.console import ConsoleView
 from nbspawn._notebook.view import NotebookView, ViewControls
 from nbspawn._session import views
-from nbspawn._session.background import Attachment, BackgroundView
+from nbspawn._session.attachment import Attachment, BackgroundView
 from nbspawn._session.views import Prompter
 
 PLACES = 12

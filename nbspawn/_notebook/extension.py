@@ -16,7 +16,8 @@ from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._payload.names import FUTURES
 from nbspawn._process import imports, traced
 from nbspawn._protocol.edits import Reload
-from nbspawn._session import views
+from nbspawn._session import hooks, views
+from nbspawn._session.attachment import stream_view
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
 
@@ -35,13 +36,13 @@ class _Extension:
         for magic in _COMPLETED:
             shell.set_hook("complete_command", self._complete, str_key=magic)
         shell.events.register("post_run_cell", self._after_cell)
-        views.make_default = lambda: front_end.default_view(shell)
-        views.make_background = lambda: front_end.default_background_view(shell)
-        views.display = lambda subject, text: front_end.display(shell, subject, text)
-        views.cell_names = self._cell_names
-        views.colors = lambda: shell.colors
-        views.compiler_flags = lambda: shell.compile.flags & FUTURES
-        views.autoreload = lambda: _autoreload(shell)
+        hooks.make_default = lambda: front_end.default_view(shell)
+        hooks.make_background = lambda: front_end.default_background_view(shell)
+        hooks.display = lambda subject, text: front_end.display(shell, subject, text)
+        hooks.cell_names = self._cell_names
+        hooks.colors = lambda: shell.colors
+        hooks.compiler_flags = lambda: shell.compile.flags & FUTURES
+        hooks.autoreload = lambda: _autoreload(shell)
         atexit.register(_end_ranks)
         if hasattr(debugger := front_end.debugger(shell), "_forward_message"):
             _pass_over(debugger)
@@ -57,13 +58,13 @@ class _Extension:
         for magic in _COMPLETED:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         shell.events.unregister("post_run_cell", self._after_cell)
-        views.make_default = views.StreamView
-        views.make_background = None
-        views.display = views.print_text
-        views.cell_names = dict
-        views.colors = str
-        views.compiler_flags = int
-        views.autoreload = views.no_autoreload
+        hooks.make_default = views.StreamView
+        hooks.make_background = stream_view
+        hooks.display = hooks.print_text
+        hooks.cell_names = dict
+        hooks.colors = str
+        hooks.compiler_flags = int
+        hooks.autoreload = hooks.no_autoreload
         if (debugger := front_end.debugger(shell)) is not None:
             vars(debugger).pop("_forward_message", None)
         atexit.unregister(_end_ranks)

@@ -14,7 +14,8 @@ from nbspawn._session.views import View, write_to_stdout
 
 if TYPE_CHECKING:
     from nbspawn._notebook.controls import Controls
-    from nbspawn._session.background import BackgroundRun, BackgroundView
+    from nbspawn._session.attachment import BackgroundView
+    from nbspawn._session.background import BackgroundRun
     from nbspawn._session.pool import Pool
 
 

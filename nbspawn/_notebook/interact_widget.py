@@ -28,8 +28,9 @@ from nbspawn._notebook.tails import Tails
 from nbspawn._notebook.widget_prompts import WidgetPrompts
 from nbspawn._protocol.messages import Event
 from nbspawn._results import Results
-from nbspawn._session import views
-from nbspawn._session.background import BackgroundRun, BackgroundView, error_text
+from nbspawn._session import hooks
+from nbspawn._session.attachment import BackgroundView
+from nbspawn._session.background import BackgroundRun, error_text
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.views import Action, log_path
@@ -135,7 +136,7 @@ class Interact(ipywidgets.VBox):
         self._set_running(True)
         try:
             self._handle = pool.run_in_background(
-                FunctionJob(fn, (), values, views.cell_names()), pool.command_options, view
+                FunctionJob(fn, (), values, hooks.cell_names()), pool.command_options, view
             )
         except BaseException:
             self._set_running(False)

@@ -227,7 +227,7 @@ def _debug(request: _Request) -> None:
 def _diff(request: _Request) -> None:
     expression, tolerance = comparison.parse(request.argument)
     pool = request.pool
-    print(comparison.of_idle(pool, range(pool.nprocs), expression, tolerance, _at(request.name)))
+    print(pool.compare(range(pool.nprocs), expression, tolerance, _at(request.name)))
 
 
 def _auto(request: _Request) -> None:

@@ -11,7 +11,7 @@ import ipywidgets  # type: ignore[import-untyped]
 
 from nbspawn._notebook.slots import close
 from nbspawn._protocol.messages import InputReply
-from nbspawn._session.background import Attachment
+from nbspawn._session.attachment import Attachment
 from nbspawn._session.views import Action
 
 _SETTLED = 0.1  # seconds: front ends send that Enter was pressed just before what was typed

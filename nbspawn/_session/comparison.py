@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from nbspawn._engine.jobs import FunctionJob
+from nbspawn._engine.jobs import FunctionJob, Job
 from nbspawn._protocol.messages import Compared
 from nbspawn._protocol.value_digests import CHUNK, DIGEST
 from nbspawn._rank import jobs
 from nbspawn._render import agreement as rendered
-from nbspawn._results import answers
+from nbspawn._results import Results, answers
 from nbspawn._session import tensor_diff, views
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.tensor_diff import Tolerance
 from nbspawn._state import agreement
 from nbspawn._state.agreement import Agreement, Closer, Differing, Group
 from nbspawn.errors import SpawnError, UsageError
-
-if TYPE_CHECKING:
-    from nbspawn._session.pool import Pool
 
 _LOOKED_AT = 10  # entries that differ, of which the elements are compared
 _GROUPS = 4  # of one entry, of which the elements are compared
@@ -114,21 +111,22 @@ def checked(expression: str, rtol: Any = 0.0, atol: Any = 0.0) -> tuple[str, Tol
     return expression.strip(), Tolerance(**numbers)
 
 
-def of_idle(pool: Pool, ranks: Sequence[int], expression: str, tolerance: Tolerance, name: str = "") -> Difference:
-    """Compare over ranks that are kept; ``name`` is as in ``@eval``. Raises RankRaisedError where the expression
-    raises, UsageError if the ranks are busy."""
+def of_idle(
+    run: Callable[[Job, CommandOptions, Sequence[int]], Results[Any]],
+    nprocs: int,
+    ranks: Sequence[int],
+    expression: str,
+    tolerance: Tolerance,
+) -> Difference:
+    """Compare over some of ``nprocs`` kept ranks, in which ``run`` runs a job. Raises RankRaisedError where the
+    expression raises."""
     if len(ranks) < 2:
         raise UsageError(f"diff compares ranks, and there is only rank {ranks[0]}")
-    if pool.current is not None:
-        raise UsageError(
-            f"the ranks are busy: `%ranks debug 0:{name}` stops them, and `diff {expression}` at the prompt compares "
-            f"what they have then; or wait (`%ranks wait{name}`)"
-        )
-    talk = conversation(expression, tuple(ranks), pool.nprocs, tolerance)
+    talk = conversation(expression, tuple(ranks), nprocs, tolerance)
 
     def asked(question: Question) -> Mapping[int, Any]:
         job = FunctionJob(jobs.compare, (question.name, *question.arguments))
-        return answers(pool.run(job, CommandOptions(view=views.StreamView()), question.ranks), Compared)
+        return answers(run(job, CommandOptions(view=views.StreamView()), question.ranks), Compared)
 
     try:
         question = next(talk)

@@ -28,12 +28,15 @@ from nbspawn._protocol.edits import Reload
 from nbspawn._protocol.questions import Question, T
 from nbspawn._rank import jobs
 from nbspawn._results import Results
-from nbspawn._session import views
-from nbspawn._session.background import BackgroundRun, BackgroundView, stream_view
+from nbspawn._session import comparison, hooks, views
+from nbspawn._session.attachment import BackgroundView
+from nbspawn._session.background import BackgroundRun
 from nbspawn._session.command import Command
+from nbspawn._session.comparison import Difference
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.started import StartedRanks, start_ranks
 from nbspawn._session.supervisor import Supervisor
+from nbspawn._session.tensor_diff import Tolerance
 from nbspawn._state.run import Run
 from nbspawn.errors import StartError, UsageError, root_cause_first
 
@@ -175,7 +178,17 @@ class Pool:
             options = replace(options, timeout=timeout)
         if not in_background:
             return self.run(job, options, ranks)
-        return self.run_in_background(job, options, (views.make_background or stream_view)(), ranks)
+        return self.run_in_background(job, options, hooks.make_background(), ranks)
+
+    def compare(self, ranks: Sequence[int], expression: str, tolerance: Tolerance, name: str = "") -> Difference:
+        """Compare the value of an expression over these ranks; ``name`` is as in ``@eval``. Raises RankRaisedError
+        where the expression raises, UsageError if the ranks are busy."""
+        if self.current is not None:
+            raise UsageError(
+                f"the ranks are busy: `%ranks debug 0:{name}` stops them, and `diff {expression}` at the prompt "
+                f"compares what they have then; or wait (`%ranks wait{name}`)"
+            )
+        return comparison.of_idle(self.run, self.nprocs, ranks, expression, tolerance)
 
     def follow_edits(self) -> None:
         """From the next command on, have the ranks load the modules again that were edited on disk."""
@@ -261,7 +274,7 @@ class Pool:
             argv=program_arguments.read(),
         )
         if self.options.keep:
-            command = replace(command, reload=Reload() if self.options.autoreload else views.autoreload())
+            command = replace(command, reload=Reload() if self.options.autoreload else hooks.autoreload())
         with ExitStack() as held:
             if self._ranks is None:
                 self._ranks = start_ranks(self.options, job, command, interrupts)

@@ -18,7 +18,7 @@ from nbspawn._render import collectives, stacks, timeline, tracebacks
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
-from nbspawn._session import stall_report, views
+from nbspawn._session import hooks, stall_report, views
 from nbspawn._session.debugger_diff import StoppedComparison, asked_for
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
@@ -61,7 +61,7 @@ class Supervisor:
         self._engine = engine
         self._interrupts = interrupts
         self._clock = clock
-        self._view = options.view if options.view is not None else views.make_default()
+        self._view = options.view if options.view is not None else hooks.make_default()
         self._policy = StopPolicy(options.grace_period, options.timeout, clock())
         self._prompts = PromptQueue()
         self._breaks = BreakRequests()

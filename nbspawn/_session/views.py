@@ -7,10 +7,9 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
-from nbspawn._protocol.edits import Reload
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, InputReply, Printed
 from nbspawn._render import bars
@@ -19,9 +18,6 @@ from nbspawn._render.stream import MergedStream
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 from nbspawn._state.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from nbspawn._session.background import BackgroundView
 
 AT_ONCE = 0.05  # seconds: a shorter run needs no live view
 BUFFER_TIME = 0.1  # seconds for which a view may buffer output, to merge it with that of other ranks
@@ -302,38 +298,3 @@ def answer(prompt: str, password: bool) -> InputReply:
         return InputReply("interrupt")
     except NotImplementedError as refusal:  # ipykernel's StdinNotImplementedError: nbclient, papermill
         return InputReply("refused", f"nobody can answer here: {refusal}")
-
-
-cell_names: Callable[[], Mapping[str, str]] = dict
-"""IPython's names for the notebook's cells ('Cell In[5]'), by file name; set by the notebook extension."""
-
-colors: Callable[[], str] = str
-"""IPython's colours for tracebacks ('' for none); set by the notebook extension."""
-
-
-compiler_flags: Callable[[], int] = int
-"""Those that the notebook's cells have set by ``from __future__ import ...``; set by the notebook extension."""
-
-
-def no_autoreload() -> Reload | None:
-    """Where there is no notebook."""
-    return None
-
-
-autoreload: Callable[[], Reload | None] = no_autoreload
-"""Which edited modules kept ranks load again, by the notebook's %autoreload; set by the notebook extension."""
-
-make_default: Callable[[], View] = StreamView
-"""Makes the view of a run without an explicit one; set by the notebook extension."""
-
-
-def print_text(_: Any, text: str) -> None:
-    """Display an object by its text."""
-    print(text)
-
-
-display: Callable[[Any, str], None] = print_text
-"""Displays a session (its pool) or a background run, of which ``text`` is the repr; set by the notebook extension."""
-
-make_background: Callable[[], BackgroundView] | None = None
-"""The same for a run in the background; None: as in scripts (background.py)."""

@@ -12,7 +12,7 @@ import pytest
 from kernels import Cell, Kernel, Reply, ok, wait_until
 
 from nbspawn._protocol.messages import InputReply
-from nbspawn._session.background import Attachment
+from nbspawn._session.attachment import Attachment
 
 LOOP = "import time, os\nwhile not os.path.exists({flag!r}): time.sleep(0.01)\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -91,6 +92,17 @@ def test_imports_go_down(file: Path) -> None:
         for packages in APART:
             tops = {mine.split("/")[0], other.split("/")[0]}
             assert len(tops) == 1 or not tops <= packages, f"{mine} and {other} do not know each other"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Within a room, either; nor by a detour, nor for type checkers alone."""
+    files = {".".join(["nbspawn", *file.relative_to(PACKAGE).with_suffix("").parts]): file for file in FILES}
+    modules = {name.removesuffix(".__init__"): file for name, file in files.items() if room_of(file) not in ENTRANCES}
+    graph = {}
+    for name, file in modules.items():
+        used = imported(file, types=True)
+        graph[name] = {one if one in modules else one.rpartition(".")[0] for one in used} & modules.keys() - {name}
+    assert len(tuple(graphlib.TopologicalSorter(graph).static_order())) == len(modules)
 
 
 def test_the_kernel_runs_nothing_of_ranks() -> None:
