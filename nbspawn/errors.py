@@ -20,8 +20,8 @@ from typing import Any
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from nbspawn._payload.diagnosis import SEND_MODULES, remedy_of_loading
-from nbspawn._protocol.failure import Failure
-from nbspawn._state.wording import on_host, ranges, signal_name
+from nbspawn._protocol.failure import Failure, signal_name
+from nbspawn._state.wording import on_host, ranges
 
 _DIFFERENT = 200  # characters of a line that differs from the first one's
 _FOLLOWED = 12  # failures after the first that are described

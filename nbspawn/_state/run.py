@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from nbspawn._accelerators.accelerator import Load
 from nbspawn._protocol.collectives import Collectives
+from nbspawn._protocol.failure import Ending, exit_code
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.messages import (
     Dropped,
@@ -36,7 +37,6 @@ from nbspawn._protocol.messages import (
     Stopping,
 )
 from nbspawn._state import wording
-from nbspawn._state.ending import Ending
 from nbspawn._state.history import extended
 from nbspawn._state.phases import Moments, phases
 
@@ -334,7 +334,7 @@ def _exited(rank: RankStatus, event: Exited) -> RankStatus:
     rank = replace(rank, ended=event.time, moments=rank.moments._replace(gone=event.time))
     if rank.state == "done" and event.code and not rank.stop:
         # Its value is safe, yet a crash on the way out (a destructor, an atexit hook) should not be hidden.
-        return replace(rank, detail=f"{wording.exit_code(event.code)} after it had returned")
+        return replace(rank, detail=f"{exit_code(event.code)} after it had returned")
     if rank.state in FINAL:
         return rank
     state, detail = _unreported(rank, event)

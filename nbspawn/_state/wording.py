@@ -1,15 +1,11 @@
-"""The wording that the table of a run and the errors share: ranks, exit codes, signals. Pure."""
+"""The wording that the table of a run and the errors share. Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
 
-_LIKELY = {
-    "SIGKILL": " (the system does this when memory runs out: look at `dmesg`, or use fewer or smaller ranks)",
-    "SIGSEGV": " (a crash in native code)",
-    "SIGBUS": " (often a full /dev/shm)",
-}
+from nbspawn._protocol.failure import exit_code
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -56,50 +52,8 @@ def on_host(hosts: Iterable[str]) -> str:
     return f" ({name})" if name else ""
 
 
-def exit_code(code: int | None) -> str:
-    """'exit code 7', 'SIGSEGV', or, since not every real-time signal has a name, 'signal 50'."""
-    if code is None:
-        return "ended, exit code unknown"
-    if code >= 0:
-        return f"exit code {code}"
-    return _known_signal(code) or f"signal {-code}"
-
-
 def stopped(code: int | None, how: str, why: str) -> str:
     """How a rank ended that was asked to by the signal ``how``: 'SIGTERM by nbspawn (stop)'."""
     if code in (-signal.SIGTERM, -signal.SIGKILL):
         return f"{exit_code(code)} by nbspawn ({why})"
     return f"{'ended' if code is None else exit_code(code)} after {how} by nbspawn ({why})"
-
-
-def signal_name(exitcode: int) -> str:
-    """'SIGSEGV' for -11; for a signal without a name, torch's '<Unknown signal 50>'."""
-    return _known_signal(exitcode) or f"<Unknown signal {-exitcode}>"
-
-
-def process_end(rank: int, exitcode: int, text: str = "") -> str:
-    """torch's wording for a process that ended without raising, and what is likely behind it; ``text`` is what the
-    rank gave to ``sys.exit``, or a library said before it aborted."""
-    if exitcode < 0:
-        name = signal_name(exitcode)
-        return f"process {rank} terminated with signal {name}" + (f": {text}" if text else _LIKELY.get(name, ""))
-    if exitcode == 0:
-        return f"process {rank} terminated with exit code 0 before it had finished (os._exit, or its main thread died)"
-    return f"process {rank} terminated with exit code {exitcode}" + (f": {text}" if text else "")
-
-
-def headline(message: str) -> str:
-    """The first line of an exception's text, with the next one where the sentence goes on there; of an error that torch
-    has carried over from another process (a DataLoader's worker) also what it was."""
-    lines = message.strip().splitlines() or [""]
-    first = lines[0].rstrip()
-    if lines[1:] and (lines[0].endswith(" ") or first.endswith((":", ","))):
-        first = f"{first} {lines[1].strip()}"
-    return f"{first.rstrip('.')}: {lines[-1].strip()}" if "\nOriginal Traceback" in message else first
-
-
-def _known_signal(exitcode: int) -> str:
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return ""

@@ -63,7 +63,7 @@ class FakeEngine:
     def _note(self, event: Event) -> None:
         wanted = isinstance(event, Raised) and (event.by_quit or event.name == "KeyboardInterrupt")
         if isinstance(event, Raised) and not wanted:
-            self.failures.append(Failure(event.rank, 1, event.time, None, event.name))
+            self.failures.append(Failure(event.rank, event.time, event.name))
         if isinstance(event, (Returned, Raised, Exited)):
             self._ended.setdefault(event.rank, event)
 

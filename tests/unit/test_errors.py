@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nbspawn._engine.run import failures
+from nbspawn._engine.run.outcomes import unreported
+from nbspawn._protocol.failure import headline
 from nbspawn._protocol.launch import RunFiles
-from nbspawn._state.wording import headline
 from nbspawn.errors import Failure, rank_error
 
 
@@ -21,7 +21,7 @@ def lines(*failures: Failure) -> list[str]:
 
 
 def on(host: int, rank: int, time: float, what: str = "KeyError: 1", error: float = 0.001, **more: bool) -> Failure:
-    return Failure(rank, 1, time, None, what, node=host, host=f"host{host}", time_error=error, **more)
+    return Failure(rank, time, what, node=host, host=f"host{host}", time_error=error, **more)
 
 
 def test_failures_that_clocks_cannot_order_are_said_to_be_simultaneous() -> None:
@@ -35,11 +35,10 @@ def test_failures_that_clocks_cannot_order_are_said_to_be_simultaneous() -> None
 
 def test_a_node_that_is_lost_is_no_echo_whatever_the_system_says_of_it() -> None:
     """A cut link was seen as "Connection reset by peer", which gloo says of a rank that has ended."""
-    what = "its node host2 was lost ([Errno 104] Connection reset by peer)"
-    lost = Failure(5, 1, 11.0, -9, what, node=1, host="host2")
+    lost = Failure(5, 11.0, code=-9, node=1, host="host2", node_lost="[Errno 104] Connection reset by peer")
     echo = on(1, 0, 10.0, "RuntimeError: Connection closed by peer", lost_peer=True)
     assert lines(echo, lost) == [
-        f"rank 5 of 8 (host2): {what}",
+        "rank 5 of 8 (host2): its node host2 was lost ([Errno 104] Connection reset by peer)",
         "also rank 0 (host1): lost the connection to a rank that had ended",
     ]
 
@@ -102,7 +101,7 @@ def test_the_others_are_grouped_and_bounded() -> None:
 def test_a_module_that_a_node_lacks() -> None:
     found = lines(on(2, 3, 1.0, "ModuleNotFoundError: No module named 'mine'"))
     assert found[1].startswith("host2 does not have that module. Install it on all nodes")
-    local = Failure(0, 1, 1.0, None, "ModuleNotFoundError: No module named 'mine'")
+    local = Failure(0, 1.0, "ModuleNotFoundError: No module named 'mine'")
     assert lines(local) == ["rank 0 of 8: ModuleNotFoundError: No module named 'mine'"]
 
 
@@ -116,8 +115,8 @@ def test_torchs_error_file_is_read_as_text_alone(tmp_path: Path) -> None:
             return os.mkdir, (made,)
 
     file.write_bytes(pickle.dumps(Foreign()))
-    ending = failures.unreported(0, 1.0, 1, os.fspath(file), files, None)
+    ending = unreported(0, 1.0, 1, os.fspath(file), files, None)
     assert (ending.code, ending.traceback) == (1, "") and not made.exists()
 
     file.write_bytes(pickle.dumps("Traceback (most recent call last):\n  ...\nValueError: no\n"))
-    assert failures.unreported(0, 1.0, 1, os.fspath(file), files, None).name == "ValueError: no"
+    assert unreported(0, 1.0, 1, os.fspath(file), files, None).name == "ValueError: no"

@@ -41,13 +41,13 @@ def test_the_reason_of_an_end_is_the_first_failure_in_time() -> None:
     """Not the first that became known, which may be a peer's echo of it."""
     engine = FakeEngine(2)
     engine.failures = [
-        Failure(1, 11, 5.0, None, "RuntimeError: Connection closed by peer", lost_peer=True),
-        Failure(0, 10, 4.0, -9, "process 0 terminated with signal SIGKILL"),
+        Failure(1, 5.0, "RuntimeError", "Connection closed by peer", lost_peer=True),
+        Failure(0, 4.0, code=7),
     ]
     engine._ended = {0: None, 1: None}  # type: ignore[dict-item]
     pool = pool_of(engine)
     pool._end(0.0)
-    assert pool.ended == "rank 0: process 0 terminated with signal SIGKILL"
+    assert pool.ended == "rank 0: process 0 terminated with exit code 7"
 
 
 def test_a_rank_that_has_not_reported_yet_uses_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

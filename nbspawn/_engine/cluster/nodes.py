@@ -165,13 +165,13 @@ class Nodes:
 
     def _lose(self, node: Node) -> None:
         """The agent's connection has ended, and with it its ranks."""
-        now, host, number = time.monotonic(), node.link.host, node.link.node
-        what = f"its node {host} was lost ({node.link.lost})"
+        now = time.monotonic()
         pids = node.begun.pids if node.begun else [0] * node.count
+        of_node = Failure(0, now, code=-9, node=node.link.node, host=node.link.host, node_lost=node.link.lost)
         for rank, pid, path in zip(node.ranks, pids, node.log_paths, strict=True):
             if rank not in self.ended and not node.status.all_exited:
                 self._add(node, Exited(rank, now, None))
-                self.lost.append(Failure(rank, pid, now, -9, what, node=number, host=host, log_path=path))
+                self.lost.append(replace(of_node, rank=rank, pid=pid, log_path=path))
         node.status = replace(node.status, all_exited=True, finished=True, all_alive=False)
 
     # ------------------------------------------------------------ asking

@@ -16,8 +16,8 @@ from typing import Any
 
 from nbspawn._engine.kernel.guardian import is_alive, started_at
 from nbspawn._engine.start.start_contexts import ServedProcess
+from nbspawn._protocol.failure import UNKNOWN
 
-UNKNOWN = 255  # what multiprocessing reports of a process whose fork server is gone
 _PARENT_ANSWERS = 1.0  # seconds in which the parent of a process that has ended reports its exit code
 _ENDING = 0.1  # seconds after a sentinel has become readable in which the process most likely ends
 
