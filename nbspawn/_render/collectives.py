@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from nbspawn._render.html import BOX, FOLD, QUIET
+from nbspawn._render import grid
+from nbspawn._render.html import FOLD
 from nbspawn._render.report import Report
 from nbspawn._render.text import clip
 from nbspawn._state.collectives import Group, Reports, alike, findings, groups, tensors_of
@@ -19,11 +20,6 @@ _NUMBERS = 6  # of one group: the last ones, and those that ranks are in
 _GROUPS = 8
 _WIDTH = 120
 _RANKS = 24  # columns
-
-_TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0 6px"
-_CELL = "border:0;padding:0 14px 0 0;text-align:left;white-space:nowrap"
-_CODE = "font-family:var(--jp-code-font-family,monospace)"
-_QUIET = f"color:{QUIET}"
 
 
 class _Row(NamedTuple):
@@ -99,10 +95,7 @@ def _text(title: str, wrong: Sequence[str], tables: Sequence[tuple[Group, list[_
     lines = [title, *wrong]
     for group, rows in tables:
         lines += ["", group.label[0].upper() + group.label[1:]]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for number, call, line, state in rows:
-            row = f"{number:>{widths[0]}}  {call:<{widths[1]}}  {line:<{widths[2]}}  {state}"
-            lines.append("  " + clip(row.rstrip(), _WIDTH))
+        lines += [f"  {clip(line, _WIDTH)}" for line in grid.text(rows, "rlll")]
     return "\n".join([*lines, *([""] * bool(notes and tables)), *notes])
 
 
@@ -111,16 +104,8 @@ def _html(title: str, wrong: Sequence[str], tables: Sequence[tuple[Group, list[_
     parts += [f"<div><b>{escape(sentence)}</b></div>" for sentence in wrong]
     for group, rows in tables:
         parts.append(f"<div>{escape(group.label[0].upper() + group.label[1:])}</div>")
-        drawn = []
-        for number, call, line, state in rows:
-            cells = (
-                (number, f"{_CELL};{_QUIET}"),
-                (call, f"{_CELL};{_CODE}"),
-                (line, f"{_CELL};{_QUIET}"),
-                (state, _CELL),
-            )
-            columns = [f'<td style="{style}">{escape(content)}</td>' for content, style in cells]
-            drawn.append(f'<tr style="background:none">{"".join(columns)}</tr>')
-        parts.append(f'<table style="{_TABLE}">{"".join(drawn)}</table>')
-    parts += [f'<div style="{_QUIET}">{escape(note)}</div>' for note in notes]
-    return f'<div style="{BOX};margin:2px 0 6px 0;overflow-x:auto">{"".join(parts)}</details></div>'
+        styles = (grid.FAINT, grid.CODE, grid.FAINT, "")
+        drawn = [[grid.cell(escape(text), "l", style) for text, style in zip(row, styles, strict=True)] for row in rows]
+        parts.append(grid.html(drawn))
+    parts += [f'<div style="{grid.FAINT}">{escape(note)}</div>' for note in notes]
+    return grid.box(*parts, "</details>")

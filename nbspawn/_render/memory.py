@@ -8,7 +8,8 @@ from statistics import median_low
 from typing import Literal, NamedTuple
 
 from nbspawn._protocol.memory import Held, Memory
-from nbspawn._render.html import BOX, FOLD, QUIET
+from nbspawn._render import grid
+from nbspawn._render.html import FOLD
 from nbspawn._render.report import Report
 from nbspawn._render.text import LABEL_WIDTH, clip, size
 from nbspawn._state.wording import few_ranges, name_ranks
@@ -21,9 +22,7 @@ _NAME = 20  # columns of a variable's name
 _WIDTH = 120  # columns of a description
 _FAR, _FAR_BYTES = 1.5, 10_000_000  # so much more than usual is no chance
 
-_TABLE = "border:0;border-collapse:collapse;font-size:inherit;font-variant-numeric:tabular-nums;margin:2px 0"
-_CELL = "border:0;padding:0 14px 0 0;white-space:nowrap"
-_PRE = "margin:0 0 6px 1em;font-family:var(--jp-code-font-family,monospace);line-height:1.3;white-space:pre"
+_PRE = f"margin:0 0 6px 1em;{grid.CODE};line-height:1.3;white-space:pre"
 
 Reports = Mapping[int, Memory]
 Kind = Literal["whole", "part", "variable"]
@@ -99,38 +98,26 @@ def _text(title: str, drawn: Sequence[Row], reports: Reports, said: Sequence[str
     cells = [["rank", *(label for label, _ in columns)]]
     for row in drawn:
         cells.append([_indent(row, " ") + clip(row.name, _NAME), *(_amounts(row, indexes) for _, indexes in columns)])
-    first, *widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([name.ljust(first), *(amount.rjust(width) for amount, width in zip(amounts, widths, strict=True))])
-        for name, *amounts in cells
-    ]
+    lines = grid.text(cells, "l" + "r" * len(columns))
     described = [clip(f"{row.name}: {row.what}", _WIDTH) for row in drawn if row.kind == "variable"]
     summary = [line for summary in _summaries(reports)[:1] for line in ("", *summary)]
     return "\n".join([title, *(lines if drawn else []), *said, *(["", *described] if described else []), *summary])
 
 
 def _html(title: str, drawn: Sequence[Row], reports: Reports, said: Sequence[str]) -> str:
-    """What stands out is bold; reads without styles."""
+    """What stands out is bold."""
     columns = _columns(drawn, list(reports))
-    heads = [("rank", "left"), *((label, "right") for label, _ in columns), ("", "left")]
-    lines = ["".join(_cell("th", head, side, f";color:{QUIET};font-weight:normal") for head, side in heads)]
+    lines = [[grid.head("rank"), *(grid.head(label, "r") for label, _ in columns), grid.head("")]]
     for row in drawn:
-        lines.append(
-            _cell("td", _indent(row, "&nbsp;&nbsp;") + escape(clip(row.name, _NAME)), "left")
-            + "".join(_cell("td", _marked(row, indexes), "right") for _, indexes in columns)
-            + _cell("td", escape(clip(row.what, _WIDTH)), "left", f";color:{QUIET};white-space:normal")
-        )
-    table = "".join(f'<tr style="background:none;height:20px">{line}</tr>' for line in lines)
+        name, what = _indent(row, "&nbsp;&nbsp;") + escape(clip(row.name, _NAME)), escape(clip(row.what, _WIDTH))
+        amounts = (grid.cell(_marked(row, indexes), "r") for _, indexes in columns)
+        lines.append([grid.cell(name), *amounts, grid.cell(what, style=f"{grid.FAINT};white-space:normal")])
     sentences = "".join(f"<div>{escape(one)}</div>" for one in said)
     folds = "".join(
         f'<details><summary style="{FOLD}">{escape(head)}</summary><pre style="{_PRE}">{escape(text)}</pre></details>'
         for head, text in _summaries(reports)
     )
-    return (
-        f'<div style="{BOX};overflow-x:auto;margin:2px 0 6px 0"><div><b>{escape(title)}</b></div>'
-        + (f'<table style="{_TABLE}">{table}</table>' if drawn else "")
-        + f"{sentences}{folds}</div>"
-    )
+    return grid.box(f"<div><b>{escape(title)}</b></div>", grid.html(lines if drawn else ()), sentences, folds)
 
 
 _NOTHING = Held("", 0, "")
@@ -220,7 +207,3 @@ def _amount(count: int) -> str:
 
 def _is_far(more: int, less: int) -> bool:
     return more > _FAR * less and more - less > _FAR_BYTES
-
-
-def _cell(tag: str, content: str, side: str, style: str = "") -> str:
-    return f'<{tag} align="{side}" style="{_CELL};text-align:{side}{style}">{content}</{tag}>'

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from nbspawn._protocol.variables import Variables
-from nbspawn._render.html import BOX, QUIET
+from nbspawn._render import grid
 from nbspawn._render.report import Report
 from nbspawn._render.text import LABEL_WIDTH, clip
 from nbspawn._state.wording import few_ranges, name_ranks
@@ -16,9 +16,6 @@ _VALUES = 4  # of one variable
 _NAME = 24  # columns of its name
 _WIDTH = 110  # columns of a value
 
-_TABLE = "border:0;border-collapse:collapse;font-size:inherit;margin:2px 0"
-_CELL = "border:0;padding:0 14px 0 0;white-space:nowrap;text-align:left;vertical-align:top"
-_CODE = "font-family:var(--jp-code-font-family,monospace)"
 _MISSING = "not there"
 
 Reports = Mapping[int, Variables]
@@ -67,22 +64,18 @@ def _sentences(reports: Reports, nprocs: int) -> list[str]:
 
 
 def _text(title: str, rows: Sequence[Row], said: Sequence[str]) -> str:
-    names, ranks = (max((len(row[index]) for row in rows), default=0) for index in (0, 1))
-    lines = [f"{row.name:<{names}}  {row.ranks:>{ranks}}  {clip(row.what, _WIDTH)}".rstrip() for row in rows]
-    return "\n".join([title, *lines, *said])
+    cells = [(row.name, row.ranks, clip(row.what, _WIDTH)) for row in rows]
+    return "\n".join([title, *grid.text(cells, "lrl"), *said])
 
 
 def _html(title: str, rows: Sequence[Row], said: Sequence[str]) -> str:
-    """Reads without styles."""
-    lines = "".join(
-        f'<tr style="background:none;height:20px"><td style="{_CELL};{_CODE}">{escape(row.name)}</td>'
-        f'<td style="{_CELL};color:{QUIET}">{row.ranks}</td>'
-        f'<td style="{_CELL};{_CODE}">{escape(clip(row.what, _WIDTH))}</td></tr>'
+    drawn = [
+        (
+            grid.cell(escape(row.name), style=grid.CODE),
+            grid.cell(row.ranks, style=grid.FAINT),
+            grid.cell(escape(clip(row.what, _WIDTH)), style=grid.CODE),
+        )
         for row in rows
-    )
-    sentences = "".join(f"<div>{escape(one)}</div>" for one in said)
-    return (
-        f'<div style="{BOX};overflow-x:auto;margin:2px 0 6px 0"><div><b>{escape(title)}</b></div>'
-        + (f'<table style="{_TABLE}">{lines}</table>' if rows else "")
-        + f"{sentences}</div>"
-    )
+    ]
+    sentences = (f"<div>{escape(one)}</div>" for one in said)
+    return grid.box(f"<div><b>{escape(title)}</b></div>", grid.html(drawn), *sentences)
