@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 from nbspawn._engine import clusters
 from nbspawn._engine.base import Starter
+from nbspawn._protocol.launch import LARGEST_SEED
 from nbspawn.errors import UsageError
 
 MAX_RANKS = 512  # on one machine
 MAX_THREADS = 4096
-LARGEST_SEED = 2**32 - 1
-"""The largest that numpy's generator accepts."""
 
 
 T = TypeVar("T")

@@ -31,20 +31,6 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
 
 
-def threads(text: str) -> int:
-    """A number of threads."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"the number of threads must be 1 or more, got {text!r}")
-    return int(text)
-
-
-def seed(text: str) -> int:
-    """A seed: numpy's has 32 bits."""
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"the seed must be between 0 and {2**32 - 1}, got {text!r}")
-    return int(text)
-
-
 def devices(text: str) -> list[int]:
     """A list of device numbers."""
     try:

@@ -99,13 +99,13 @@ def _parser() -> Parser:
     add(
         "--threads",
         metavar="N",
-        type=argument_types.threads,
+        type=argument_types.count,
         help="intra-op threads per rank (default: OMP_NUM_THREADS, else the cores divided by the ranks)",
     )
     add(
         "--seed",
         metavar="N",
-        type=argument_types.seed,
+        type=int,
         help="rank r seeds random, numpy and torch with N + r (default: different random numbers in each run)",
     )
     add(

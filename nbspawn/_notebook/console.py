@@ -11,19 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from nbspawn._protocol.messages import DisplayData, Event, InputReply, Printed
 from nbspawn._render import profile, text
 from nbspawn._render.lines import strip_ansi
-from nbspawn._render.report import Report
-from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
+from nbspawn._session.views import AT_ONCE, Pace, Prompter, StreamView, snapshot, write_to_stdout
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 _UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines up, then clear to the end of the screen
 
 
-class ConsoleView:
+class ConsoleView(StreamView):
     """The ranks' output and the table. Where the terminal cannot move its cursor (a pipe, ``--simple-prompt``), the
     table is drawn once, at the end. ``profile`` adds the profile; ``only`` are the ranks whose output is shown."""
-
-    run: Run
 
     def __init__(
         self,
@@ -37,56 +34,33 @@ class ConsoleView:
         self._live = live
         self._table = table
         self._unfolds = profile
-        self._prompter = prompter or Foreground()
+        super().__init__(self._write_above, prompter, only)
         self._write = write
-        self._lines = RankLines(self._write_above, only=only)
         self._drawn: Sequence[int] = ()
         """The columns of each line that is on the screen."""
         self._pace = Pace()
 
-    @property
-    def present(self) -> bool:
-        """Can the user be asked?"""
-        return self._prompter.present
-
-    def actions(self) -> Sequence[Action]:
-        """What the user has requested; the terminal itself has no buttons."""
-        return self._prompter.actions()
-
     def open(self, run: Run, profile: Profile) -> None:
         """Nothing is shown until a rank prints, or ``AT_ONCE`` seconds have passed."""
-        self.run = run
-        self._lines.open(run)
+        super().open(run, profile)
         self._profile = profile
 
     def show(self, run: Run, events: Sequence[Event]) -> None:
         """Output above, table below; displays are shown as text."""
-        self.run = run
-        self._lines.debugging = "debugging" in run.counts
-        self._lines.add(_as_text(event) for event in events if isinstance(event, (Printed, DisplayData)))
-        self._lines.flush(if_due=True)
+        super().show(run, [_as_text(event) if isinstance(event, DisplayData) else event for event in events])
         at_once = not run.newly_started and time.monotonic() - run.started < AT_ONCE
         if self._live and not at_once and self._pace.due(run):
             self._draw(run)
-
-    def notify(self, text: str) -> None:
-        """Show a message above the table."""
-        self._lines.notify(text)
 
     def ask(self, prompt: str, password: bool) -> InputReply | None:
         """The prompt replaces the table."""
         self._lines.flush()
         self._erase()
-        return self._prompter.ask(prompt, password)
-
-    def show_report(self, report: Report) -> None:
-        """Show its text above the table."""
-        self.notify(report.text)
+        return super().ask(prompt, password)
 
     def close(self, run: Run) -> bool:
         """The last table stays. Kept ranks that have finished at once get none: their output is enough."""
-        self.run = run
-        cut = self._lines.finish(run)
+        cut = super().close(run)
         if self._pace.drawn is None and run.quiet_success and time.monotonic() - run.started < AT_ONCE:
             if run.banner:
                 print(text.brief(snapshot(run)), flush=True)
@@ -128,9 +102,7 @@ def _wrapped(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width) if len(strip_ansi(line)) > width else [line]
 
 
-def _as_text(event: Printed | DisplayData) -> Printed:
-    if isinstance(event, Printed):
-        return event
+def _as_text(event: DisplayData) -> Printed:
     if event.update:
         return Printed(event.rank, (), "")
     return Printed(event.rank, tuple(str(event.data.get("text/plain", "<display>")).splitlines()), "")

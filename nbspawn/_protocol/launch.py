@@ -10,6 +10,8 @@ from nbspawn._protocol.place import Place
 from nbspawn._protocol.process_state import ProcessState
 from nbspawn._protocol.settings import Settings
 
+LARGEST_SEED = 2**32 - 1
+"""The largest that numpy's generator accepts."""
 MARK = "NBSPAWN_RUN"
 """The environment variable of the run's processes: its directory, behind those of the runs that it runs in."""
 

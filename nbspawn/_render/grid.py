@@ -15,9 +15,8 @@ _CELL = "border:0;padding:0 14px 0 0;vertical-align:top;white-space:nowrap"
 def text(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
     """The lines of a table. ``sides`` has an 'l' or an 'r' for each column, by which it is aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    put = [str.ljust if side == "l" else str.rjust for side in sides]
-    drawn = [[one(*cell) for one, *cell in zip(put, row, widths, strict=True)] for row in rows]
-    return ["  ".join(row).rstrip() for row in drawn]
+    form = "  ".join(f"{{:{'<' if side == 'l' else '>'}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [form.format(*row).rstrip() for row in rows]
 
 
 def html(rows: Iterable[Iterable[str]]) -> str:

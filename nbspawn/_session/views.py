@@ -244,8 +244,13 @@ class StreamView:
 
     run: Run
 
-    def __init__(self, write: Callable[[str], None] = write_to_stdout, prompter: Prompter | None = None) -> None:
-        self._lines = RankLines(write)
+    def __init__(
+        self,
+        write: Callable[[str], None] = write_to_stdout,
+        prompter: Prompter | None = None,
+        only: Collection[int] | None = None,
+    ) -> None:
+        self._lines = RankLines(write, only=only)
         self._prompter = prompter or Foreground()
 
     @property

@@ -41,7 +41,7 @@ import samples
 import torch
 import torch.distributed as dist
 
-from nbspawn._engine.run import gauge_reader, log_follower
+from nbspawn._engine.run import gauge_reader, logs
 from nbspawn._rank import main
 from nbspawn._rank.report import sampler
 from nbspawn._session import supervisor, views
@@ -83,7 +83,7 @@ def hasten(often: int) -> None:
     """In the kernel: whatever is done so many times a second, there and in the ranks, is done more often."""
     for module, names in (
         (sampler, ("_INTERVAL", "_SPACING", "_LATEST", "_MEASURE")),
-        (log_follower, ("_INTERVAL", "_LONG_INTERVAL")),
+        (logs, ("_INTERVAL", "_LONG_INTERVAL")),
         (gauge_reader, ("_INTERVAL",)),
         (supervisor, ("_TICK",)),
     ):

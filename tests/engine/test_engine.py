@@ -28,7 +28,7 @@ from rank_functions import LONG
 import nbspawn
 from nbspawn._engine import launch
 from nbspawn._engine.kernel.directories import remove_stale
-from nbspawn._engine.run import local, log_follower, rendezvous
+from nbspawn._engine.run import local, logs, rendezvous
 from nbspawn._engine.start import fork_safety, forkserver
 from nbspawn._rank import main
 from nbspawn._rank.report import sampler
@@ -413,8 +413,8 @@ def test_an_interrupt_ends_the_wait(joined: bool, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(main, "FEATURES", tuple(one for one in main.FEATURES if one is not sampler.sampling))
     for module, name in (
         (local, "_TICK"),
-        (log_follower, "_INTERVAL"),
-        (log_follower, "_LONG_INTERVAL"),
+        (logs, "_INTERVAL"),
+        (logs, "_LONG_INTERVAL"),
         (supervisor, "_TICK"),
         (views, "BUFFER_TIME"),
     ):

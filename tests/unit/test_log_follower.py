@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from nbspawn._engine.kernel import descriptors
-from nbspawn._engine.run import event_queue, log_follower
+from nbspawn._engine.run import event_queue
+from nbspawn._engine.run import logs as rank_logs
 from nbspawn._engine.run.event_queue import EventQueue
-from nbspawn._engine.run.log_follower import LogFollower
+from nbspawn._engine.run.logs import LogFollower
 from nbspawn._protocol.messages import Event, Exited, Printed
 
 
@@ -95,7 +96,7 @@ def test_where_reading_takes_long_it_is_left_and_all_ranks_have_their_turn(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A view of eight ranks that print control characters heard Stop after six seconds."""
-    for module in (log_follower, event_queue):
+    for module in (rank_logs, event_queue):
         monkeypatch.setattr(module, "LONGEST", 0.0)
     text = "a line\n" * 100_000
     for rank in range(2):

@@ -6,8 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from nbspawn._engine.run.log_follower import LogFollower
-from nbspawn._engine.run.logs import LONGEST
+from nbspawn._engine.run.logs import LONGEST, LogFollower
 from nbspawn._protocol.messages import Event
 
 # Bytes of logs that are read at a time, about. As lines they take several times as much: what four ranks had printed,

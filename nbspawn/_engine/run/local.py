@@ -21,10 +21,10 @@ from nbspawn._engine.run.edits import Edits
 from nbspawn._engine.run.event_queue import EventQueue
 from nbspawn._engine.run.exits import Exits
 from nbspawn._engine.run.gauge_reader import GaugeReader
-from nbspawn._engine.run.log_follower import LogFollower
+from nbspawn._engine.run.logs import LogFollower
 from nbspawn._engine.run.outcomes import Outcomes, Report
 from nbspawn._engine.run.questions import Questions
-from nbspawn._engine.run.regrouping import Regrouping
+from nbspawn._engine.run.rendezvous import Regrouping
 from nbspawn._engine.run.resources import Resources
 from nbspawn._engine.run.signal_sender import SignalSender
 from nbspawn._engine.run.stacks import Stacks

@@ -1,7 +1,8 @@
-"""The port for the ranks' ``init_process_group()``: a TCPStore that the kernel itself serves on the loopback interface.
+"""Where the ranks of one machine meet: for ``init_process_group()`` at a TCPStore that the kernel itself serves on the
+loopback interface, and in a file when they make their groups anew.
 
-torchrun does the same in its agent (TORCHELASTIC_USE_AGENT_STORE): all ranks are clients, no two runs race for a port,
-and no rank waits for rank 0 to listen.
+torchrun does the former in its agent (TORCHELASTIC_USE_AGENT_STORE): all ranks are clients, no two runs race for a
+port, and no rank waits for rank 0 to listen.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+from nbspawn._engine.kernel import descriptors
 from nbspawn._process.tcp_store import tcp_store
+from nbspawn._protocol import shared_memory
+from nbspawn._protocol.messages import Regroup
 
 _HOST = "127.0.0.1"  # an address: the host's own name need not resolve
 
@@ -50,3 +54,26 @@ class Rendezvous:
             with suppress(KeyError):
                 self._selector.unregister(self._listener)
             self._listener.close()
+
+
+class Regrouping:
+    """Has the kept ranks of one run make their process groups anew, after a command in which they may have made
+    different calls. ``grouped``: have they one of ``--backend``, too?"""
+
+    def __init__(self, grouped: bool) -> None:
+        self.grouped = grouped
+        self._count = 0
+        self._store = -1
+
+    def next(self) -> Regroup:
+        """The command for all ranks. Raises OSError if there is no place for the store at which they meet."""
+        self._count += 1
+        if self.grouped and self._store < 0:
+            self._store = descriptors.close_after_fork(shared_memory.anonymous_file())
+        return Regroup(self._count, self.grouped, f"/proc/{os.getpid()}/fd/{self._store}" if self.grouped else "")
+
+    def close(self) -> None:
+        """Give the store back."""
+        if self._store >= 0:
+            descriptors.close(self._store)
+            self._store = -1

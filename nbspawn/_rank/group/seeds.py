@@ -7,10 +7,8 @@ import sys
 from typing import Any
 
 from nbspawn._process.after_import import after_import
+from nbspawn._protocol.launch import LARGEST_SEED
 from nbspawn._rank.program.info import RankInfo
-
-LARGEST = 2**32 - 1
-"""What numpy's generator takes."""
 
 
 def seed_generators(info: RankInfo) -> None:
@@ -20,7 +18,7 @@ def seed_generators(info: RankInfo) -> None:
     With a seed N, rank r gets N + r: a run repeats itself, and its ranks differ. numpy is seeded when it is imported.
     """
     chosen = info.launch.seed
-    seed = None if chosen is None else (chosen + info.ordinal) % (LARGEST + 1)
+    seed = None if chosen is None else (chosen + info.ordinal) % (LARGEST_SEED + 1)
     random.seed(seed)
     generator = _torchs_generator()
     if seed is None:
