@@ -33,7 +33,6 @@ from nbspawn._engine.run.logs import empty_logs
 from nbspawn._engine.run.resources import Resources
 from nbspawn._engine.start import fork_safety, start_method
 from nbspawn._engine.start.forkserver import server
-from nbspawn._engine.start.limits import check_descriptors
 from nbspawn._engine.start.start_method import Start
 from nbspawn._payload import packing
 from nbspawn._process import open_files, pools, traced
@@ -102,7 +101,7 @@ def start(
     with ExitStack() as undo, InterruptFlag() as flag:
         if packed is not None:
             undo.callback(packed.close)
-        check_descriptors(nprocs, "ranks", nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN)
+        descriptors.check_limit(nprocs, "ranks", nprocs * _DESCRIPTORS_A_RANK + _DESCRIPTORS_A_RUN)
         if options.debugpy and importlib.util.find_spec("debugpy") is None:
             raise UsageError("there is no debugpy in this environment: `pip install debugpy`")
         try:

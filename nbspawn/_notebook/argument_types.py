@@ -23,27 +23,11 @@ def ranks(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor one of {words}") from None
 
 
-def seconds(text: str) -> float:
-    """A number of seconds."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-
-
-def devices(text: str) -> list[int]:
-    """A list of device numbers."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of device numbers such as 0,2") from None
-
-
-def numbers(text: str) -> frozenset[int]:
-    """A list of ranks, as a set."""
+def numbers(text: str) -> list[int]:
+    """The numbers of devices, or of ranks."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,2")
-    return frozenset(map(int, text.split(",")))
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,2")
+    return list(map(int, text.split(",")))
 
 
 def count(text: str) -> int:

@@ -95,7 +95,7 @@ def _parser() -> Parser:
         help="environment variables of the ranks",
     )
     seen = "the GPUs that the ranks may use, of those that the kernel sees (default: all)"
-    add("--devices", metavar="0,2", type=argument_types.devices, help=seen)
+    add("--devices", metavar="0,2", type=argument_types.numbers, help=seen)
     add(
         "--threads",
         metavar="N",
@@ -128,7 +128,7 @@ def _parser() -> Parser:
     add(
         "--idle-timeout",
         metavar="S",
-        type=argument_types.seconds,
+        type=float,
         help="end kept ranks that have been idle for S seconds",
     )
     add("--debugpy", action="store_true", help="listen for VS Code's debugger in each rank, on a loopback port")
@@ -148,14 +148,14 @@ def _add_common(add: Callable[..., Any]) -> None:
         "-t",
         "--timeout",
         metavar="S",
-        type=argument_types.seconds,
+        type=float,
         help="stop the ranks after S seconds and show where each one was",
     )
     add(
         "-g",
         "--grace-period",
         metavar="S",
-        type=argument_types.seconds,
+        type=float,
         help="seconds between KeyboardInterrupt and SIGTERM when ranks are stopped (default 3)",
     )
 

@@ -21,8 +21,8 @@ from nbspawn._engine.options import MAX_RANKS, LaunchOptions, options_of
 from nbspawn._engine.start.start_method import METHODS
 from nbspawn._notebook import background, parameters
 from nbspawn._notebook.buttons import Buttons
+from nbspawn._notebook.parameters import Redefined
 from nbspawn._notebook.pictures import Picture
-from nbspawn._notebook.redefined import Redefined
 from nbspawn._notebook.slots import Slots, close, close_parts
 from nbspawn._notebook.tails import Tails
 from nbspawn._notebook.widget_prompts import WidgetPrompts

@@ -1,9 +1,11 @@
-"""A function's parameters as widgets, by the abbreviations of ``ipywidgets.interact``."""
+"""A function's parameters as widgets, by the abbreviations of ``ipywidgets.interact``; and its newest definition."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, get_origin
@@ -115,3 +117,35 @@ def _widget(abbreviation: Any, default: Any) -> Any:
 def _floats(abbreviation: tuple[Any, ...]) -> bool:
     numbers = all(isinstance(one, Real) and not isinstance(one, bool) for one in abbreviation)
     return numbers and not all(isinstance(one, Integral) for one in abbreviation)
+
+
+class Redefined:
+    """A function whose cell may be edited and run again: it is followed by its name in its module, if it is what that
+    name means now."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.current = fn
+        self._followed = self._find() is fn
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.current, "__name__", "the function")
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of its parameters."""
+        return list(inspect.signature(self.current).parameters)
+
+    def update(self) -> None:
+        """Take the newest definition."""
+        found = self._find()
+        if self._followed and callable(found):
+            self.current = found
+
+    def _find(self) -> Any:
+        module = sys.modules.get(getattr(self.current, "__module__", None) or "")
+        try:
+            return functools.reduce(getattr, self.current.__qualname__.split("."), module)
+        except AttributeError:
+            return None

@@ -253,23 +253,8 @@ def _help(request: _Request) -> None:
     print(arguments.RANKS_PARSER.format_help())
 
 
-_HANDLERS: dict[str, Callable[[_Request], Any]] = {
-    "": _list,
-    "stop": _stop,
-    "restart": _restart,
-    "interrupt": _interrupt,
-    "wait": _wait,
-    "stacks": _stacks,
-    "collectives": _collectives,
-    "vars": _vars,
-    "memory": _memory,
-    "debug": _debug,
-    "diff": _diff,
-    "logs": _logs,
-    "release": _release,
-    "auto": _auto,
-    "help": _help,
-}
+_HANDLERS: dict[str, Callable[[_Request], Any]] = {verb.name: globals()[f"_{verb.name}"] for verb in VERBS}
+_HANDLERS[""] = _list
 _ARGUMENTS = {verb.name: verb.argument for verb in VERBS}
 
 

@@ -13,13 +13,13 @@ from nbspawn._notebook.displays import RankDisplays
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Event, InputReply, Printed
 from nbspawn._render import curves, html, profile, text
 from nbspawn._render.report import Report
-from nbspawn._session.views import AT_ONCE, Action, Foreground, Pace, Prompter, RankLines, snapshot, write_to_stdout
+from nbspawn._session.views import AT_ONCE, Action, Pace, Prompter, StreamView, snapshot, write_to_stdout
 from nbspawn._state.curves import Curves
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run
 
 
-class NotebookView:
+class NotebookView(StreamView):
     """Shows a run in one display that is updated in place: a saved notebook contains the last state, readable without a
     kernel.
 
@@ -52,28 +52,21 @@ class NotebookView:
         self._publish = publish
         self._table = _Table(self._publish, kind, profile, seldom)
         self._seldom = seldom
-        self._prompter = prompter or Foreground()
         self._text, self._error = text, error
         self._only = only
-        self._lines = RankLines(self._write, sys.maxsize if text is not None else self.budget, only)
+        super().__init__(self._write, prompter, only, sys.maxsize if text is not None else self.budget)
         self._displays = RankDisplays(self._publish, self._lines.write_now, places)
         self._controls = controls
         self._opened_at = 0.0
 
-    @property
-    def present(self) -> bool:
-        """Can the user be asked?"""
-        return self._prompter.present
-
     def actions(self) -> Sequence[Action]:
         """What the user has requested, by the buttons or elsewhere, since the last call."""
         pressed = self._controls.actions if self._controls is not None else deque[Action]()
-        return [*(pressed.popleft() for _ in range(len(pressed))), *self._prompter.actions()]
+        return [*(pressed.popleft() for _ in range(len(pressed))), *super().actions()]
 
     def open(self, run: Run, profile: Profile) -> None:
         """The run begins. The table is shown with the first output, or after ``AT_ONCE`` seconds."""
-        self.run = run
-        self._lines.open(run)
+        super().open(run, profile)
         self._table.profile = profile
         self._opened_at = time.monotonic()
         if self._text is not None and self._error is not None:
@@ -137,7 +130,7 @@ class NotebookView:
 
     def notify(self, text: str) -> None:
         """Show a message below what the ranks have printed."""
-        self._lines.notify(text)
+        super().notify(text)
         if self._text is not None:
             self._text.refresh()
 
@@ -164,11 +157,10 @@ class NotebookView:
     def close(self, run: Run) -> bool:
         """Show the final state. A cell of kept ranks that has succeeded at once has no table: only output and values,
         as any cell."""
-        self.run = run
         placed = self._table.placed
         if not placed:
             self._table.draw_only(run)
-        cut = self._lines.finish(run)
+        cut = super().close(run)
         if placed and self._controls is not None:
             self._controls.close()
         self._displays.finish()

@@ -6,13 +6,12 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbspawn._protocol.collectives import Collectives
 from nbspawn._protocol.gauges import mapped
 from nbspawn._protocol.memory import Memory
 from nbspawn._protocol.plain import loaded
-from nbspawn._protocol.variables import Variables
 from nbspawn._protocol.wire import pickled
 
 T = TypeVar("T")
@@ -27,6 +26,14 @@ class Question(Generic[T]):
     """Plain data (plain.py)."""
     seconds: float = 0.8
     """Within which a rank answers: its sampler looks twice a second."""
+
+
+class Variables(NamedTuple):
+    """The variables of one rank: the name and one line about the value of each, in the order in which they were bound;
+    ``more`` were left out."""
+
+    found: tuple[tuple[str, str], ...]
+    more: int
 
 
 COLLECTIVES = Question("collectives", Collectives)

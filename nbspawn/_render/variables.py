@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from nbspawn._protocol.variables import Variables
+from nbspawn._protocol.questions import Variables
 from nbspawn._render import grid
 from nbspawn._render.report import Report
 from nbspawn._render.text import LABEL_WIDTH, clip

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nbspawn._protocol.messages import InputReply
 from nbspawn._session import views
-from nbspawn._session.views import Action, StreamView, View
+from nbspawn._session.views import Action, Foreground, StreamView, View
 
 _TICK = 0.05  # seconds
 _SHOWN = 20  # lines that were printed last, shown when a cell attaches
@@ -77,7 +77,7 @@ class Attachment:
                     print(message, end="", flush=True)
                 else:
                     self._show_last()
-                    self._replies.put(views.answer(*message))
+                    self._replies.put(Foreground().ask(*message))
         finally:
             self.present = self._shows = False
 

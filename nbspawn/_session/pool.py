@@ -272,9 +272,8 @@ class Pool:
             pdb=options.pdb,
             show_locals=options.show_locals,
             argv=program_arguments.read(),
+            reload=None if not self.options.keep else Reload() if self.options.autoreload else hooks.autoreload(),
         )
-        if self.options.keep:
-            command = replace(command, reload=Reload() if self.options.autoreload else hooks.autoreload())
         with ExitStack() as held:
             if self._ranks is None:
                 self._ranks = start_ranks(self.options, job, command, interrupts)

@@ -18,13 +18,12 @@ from nbspawn._render import collectives, stacks, timeline, tracebacks
 from nbspawn._render.report import Report
 from nbspawn._render.text import duration
 from nbspawn._results import Results
-from nbspawn._session import hooks, stall_report, views
+from nbspawn._session import hooks, stop_policy, views
 from nbspawn._session.debugger_diff import StoppedComparison, asked_for
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.prompts import BreakRequests, PromptQueue, late_text
 from nbspawn._session.recorded import RecordedCollectives
-from nbspawn._session.stall_report import Standstill
-from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
+from nbspawn._session.stop_policy import Decision, Signals, Standstill, StopPolicy
 from nbspawn._state.line_profile import Profile
 from nbspawn._state.run import Run, answered, reduce
 from nbspawn._state.stall import stall, stuck
@@ -298,7 +297,7 @@ class Supervisor:
             return not at_rest and stall(views.snapshot(run, now)) != ""
 
         if self._standstill.long(now, stalled):
-            self._view.show_report(self._stacks(f", no progress for {stall_report.LONG:.0f} s", open_=False))
+            self._view.show_report(self._stacks(f", no progress for {stop_policy.LONG:.0f} s", open_=False))
         return run
 
     # ------------------------------------------------------------ the end

@@ -83,11 +83,6 @@ def snapshot(run: Run, now: float | None = None) -> Snapshot:
     return Snapshot(run, time.monotonic() if now is None else now, source)
 
 
-def failed_ranks(run: Run) -> list[int]:
-    """The ranks whose last output must be shown."""
-    return [rank.rank for rank in run.ranks if rank.state == "failed"]
-
-
 class Pace:
     """When a table is redrawn. A change of a rank's state is shown soon, everything else once a second: a redraw takes
     a millisecond, which slows down ranks that compute on the same processors. With ``seldom``, once each time that the
@@ -146,8 +141,15 @@ class Foreground:
     present = True
 
     def ask(self, prompt: str, password: bool) -> InputReply:
-        """Ask by ``input`` or ``getpass``."""
-        return answer(prompt, password)
+        """Ask by this process's own ``input`` or ``getpass`` (in a kernel: the front end's)."""
+        try:
+            return InputReply("text", getpass.getpass(prompt) if password else input(prompt))
+        except EOFError:
+            return InputReply("eof")
+        except KeyboardInterrupt:
+            return InputReply("interrupt")
+        except NotImplementedError as refusal:  # ipykernel's StdinNotImplementedError: nbclient, papermill
+            return InputReply("refused", f"nobody can answer here: {refusal}")
 
     def actions(self) -> Sequence[Action]:
         """No actions: there is nothing outside the view."""
@@ -231,7 +233,8 @@ class RankLines:
     def finish(self, run: Run) -> bool:
         """The run is over: write the rest. True if less was written than the ranks have printed."""
         self.flush()
-        self._write_text(self._stream.finish(failed_ranks(run)))
+        failed = [rank.rank for rank in run.ranks if rank.state == "failed"]  # their last output must be shown
+        self._write_text(self._stream.finish(failed))
         return self._stream.over_budget or self._only is not None
 
     def _write_text(self, text: str) -> None:
@@ -249,8 +252,9 @@ class StreamView:
         write: Callable[[str], None] = write_to_stdout,
         prompter: Prompter | None = None,
         only: Collection[int] | None = None,
+        budget: int = sys.maxsize,
     ) -> None:
-        self._lines = RankLines(write, only=only)
+        self._lines = RankLines(write, budget, only)
         self._prompter = prompter or Foreground()
 
     @property
@@ -291,15 +295,3 @@ class StreamView:
         """Flush unfinished lines."""
         self.run = run
         return self._lines.finish(run)
-
-
-def answer(prompt: str, password: bool) -> InputReply:
-    """The user's answer by this process's own ``input`` or ``getpass`` (in a kernel: the front end's)."""
-    try:
-        return InputReply("text", getpass.getpass(prompt) if password else input(prompt))
-    except EOFError:
-        return InputReply("eof")
-    except KeyboardInterrupt:
-        return InputReply("interrupt")
-    except NotImplementedError as refusal:  # ipykernel's StdinNotImplementedError: nbclient, papermill
-        return InputReply("refused", f"nobody can answer here: {refusal}")

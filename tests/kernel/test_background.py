@@ -74,7 +74,7 @@ def test_what_is_printed_while_somebody_begins_to_answer_reaches_them(monkeypatc
         return bool(replies)
 
     monkeypatch.setattr("sys.stdout", screen := Screen())
-    monkeypatch.setattr("nbspawn._session.views.answer", lambda *_: InputReply("text", "Ada"))
+    monkeypatch.setattr("nbspawn._session.views.Foreground.ask", lambda *_: InputReply("text", "Ada"))
     attachment.attach(over)
     asking.join()
     assert screen.getvalue() == "early\nlate\n" and replies == [InputReply("text", "Ada")]

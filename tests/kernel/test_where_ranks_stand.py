@@ -112,8 +112,8 @@ finally:
 
 @pytest.mark.extended
 def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
-    shorter = "stall_report.LONG = stall.PATIENCE = 1"
-    imports = "from nbspawn._session import stall_report\nfrom nbspawn._state import stall"
+    shorter = "stop_policy.LONG = stall.PATIENCE = 1"
+    imports = "from nbspawn._session import stop_policy\nfrom nbspawn._state import stall"
     ok(kernel.execute(f"{imports}\n{shorter}"))
     try:
         user = User(kernel, GIL.format(options=""))
@@ -121,7 +121,7 @@ def test_stacks_when_nothing_has_moved_for_long(kernel: Kernel) -> None:
         kernel.interrupt()
         reply = user.cell.wait()
     finally:
-        ok(kernel.execute("stall_report.LONG, stall.PATIENCE = 30.0, 5.0"))
+        ok(kernel.execute("stop_policy.LONG, stall.PATIENCE = 30.0, 5.0"))
     [shown] = reply.stacks
     assert "Ranks 0 and 2, waiting" in shown["text/plain"] and "in stuck" in shown["text/plain"]
     assert "<details>" in shown["text/html"]

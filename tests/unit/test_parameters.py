@@ -1,4 +1,4 @@
-"""A function's parameters as widgets (_notebook/parameters.py), and its newest definition (_notebook/redefined.py)."""
+"""A function's parameters as widgets and its newest definition (_notebook/parameters.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from nbspawn._notebook.parameters import values, widgets
-from nbspawn._notebook.redefined import Redefined
+from nbspawn._notebook.parameters import Redefined, values, widgets
 from nbspawn.errors import UsageError
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Stopped
-from nbspawn._session.stall_report import LONG, Standstill
-from nbspawn._session.stop_policy import Decision, Signals, StopPolicy
+from nbspawn._session.stop_policy import LONG, Decision, Signals, Standstill, StopPolicy
 
 GENTLY = Signals(interrupt=0.0, term=3.0, kill=5.0)
 KILL = Signals(kill=0.0)

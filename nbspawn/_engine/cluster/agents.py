@@ -16,7 +16,6 @@ from nbspawn._engine.base import Starter
 from nbspawn._engine.cluster.door import Door
 from nbspawn._engine.cluster.link import Link
 from nbspawn._engine.kernel import descriptors
-from nbspawn._engine.start.limits import check_descriptors
 from nbspawn._protocol import connection
 from nbspawn.errors import StartError
 
@@ -39,7 +38,7 @@ class Agents:
         self.in_use = False
         """Has a run ranks there?"""
         self._timer: threading.Timer | None = None
-        check_descriptors(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
+        descriptors.check_limit(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
         starter.prepare(waiting)
         with ExitStack() as undo:
             undo.callback(self.close)

@@ -1,4 +1,4 @@
-"""File descriptors of the kernel that every forked process has to close.
+"""File descriptors of the kernel: those that every forked process has to close, and how many there may be.
 
 A lifeline works only if no other process holds its writing end, and a forked rank, a DataLoader worker or a nested run
 would each inherit it. nbspawn's own descriptors are closed at once in the child. The kernel's sockets are passed to
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import socket
 import stat
 from collections.abc import Callable
@@ -87,3 +88,22 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def check_limit(count: int, kind: str, needed: int) -> None:
+    """Raises StartError if this process may not open ``needed`` more files for so many 'ranks' or 'nodes'."""
+    from nbspawn.errors import StartError  # imports torch, which %load_ext must not wait for
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        needed += len(os.listdir("/dev/fd"))
+    except OSError as refusal:
+        raise StartError(
+            f"this process cannot open one more file ({refusal.strerror}), and {count} {kind} need {needed}: close "
+            "some, or raise the limit (ulimit -n) and start the kernel again"
+        ) from None
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise StartError(
+            f"{count} {kind} need {needed} open files in this process, and the system allows {limit}: "
+            f"choose fewer {kind}, or raise the limit (ulimit -n) and start the kernel again"
+        )

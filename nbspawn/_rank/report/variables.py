@@ -14,7 +14,7 @@ from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._process.imports import is_library
-from nbspawn._protocol.variables import Variables
+from nbspawn._protocol.questions import Variables
 from nbspawn._rank.notebook import namespace
 
 _MOST = 30  # variables
