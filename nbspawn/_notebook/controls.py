@@ -11,13 +11,16 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbspawn._notebook.pump import CommPump
 from nbspawn._notebook.tails import Tails
 from nbspawn._protocol.messages import Event
 from nbspawn._session.views import Action, log_path
 from nbspawn._state.run import Run
+
+if TYPE_CHECKING:
+    from nbspawn._notebook.buttons import Buttons
 
 DELAY = 1.0  # seconds: a shorter run needs no controls
 
@@ -37,7 +40,8 @@ class Controls:
         self._pump = None if between_cells else CommPump(kernel)
         self._publish = publish
         self._id = f"nbspawn-{uuid.uuid4().hex}"
-        self._panel: _Panel | None = None
+        self._buttons: Buttons | None = None
+        self._box: Any = None
         self._tails = Tails()
         self._placed = False
         self._closed = self._pump is not None and not self._pump.works
@@ -58,67 +62,44 @@ class Controls:
         # A run whose ranks took long to start comes here before its display is made: the update would be lost.
         if not self._placed or time.monotonic() - run.started < DELAY:
             return
-        if self._panel is None:
-            self._panel = _Panel(len(run.ranks), self.actions.append)
-            self._draw({**self._panel.view, "text/plain": ""}, update=True)
-        self._panel.buttons.ready()
+        if self._buttons is None:
+            import ipywidgets  # type: ignore[import-untyped]
+
+            from nbspawn._notebook.buttons import Buttons
+
+            self._buttons = Buttons(len(run.ranks), self.actions.append)
+            self._box = ipywidgets.VBox([self._buttons.row, self._buttons.pane])
+            self._box._view_count = 0  # the front end then reports how many views it shows
+            self._draw({**view_of(self._box), "text/plain": ""}, update=True)
+        self._buttons.ready()
         if self._pump is not None:
             self._pump()
         # For its first widget a busy JupyterLab needs half a minute; a front end without widgets never answers.
-        if self._panel.answered:
-            self._panel.buttons.refresh(partial(self._tails.text, run), partial(log_path, run))
+        if self._box._view_count:
+            self._buttons.refresh(partial(self._tails.text, run), partial(log_path, run))
 
     def set_disabled(self, disabled: bool) -> None:
         """Grey out the buttons while the user is asked something: the kernel then handles no clicks."""
-        if self._panel is not None:
-            self._panel.buttons.set_disabled(disabled)
+        if self._buttons is not None:
+            self._buttons.set_disabled(disabled)
 
     def close(self) -> None:
         """Remove the widgets, and hand over to the kernel the messages that were not for them."""
         if self._closed:
             return
         self._closed = True
-        if self._panel is not None:
-            self._panel.stop_counting_views()
+        if self._box is not None:
+            # Or the front end reports that the view is removed. JupyterLab sends that message to a subshell that it
+            # deletes together with the widgets, and asyncio prints in the cell: "Task was destroyed but it is pending".
+            self._box._view_count = None
         self._draw({}, update=True)
-        if self._panel is not None:
-            self._panel.close()
+        if self._buttons is not None:
+            from nbspawn._notebook.slots import close
+
+            self._buttons.close()
+            close(self._box)
         if self._pump is not None:
             self._pump.close()
 
     def _draw(self, data: dict[str, Any], update: bool) -> None:
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
-
-
-class _Panel:
-    """The buttons in a box that tells whether it is shown."""
-
-    def __init__(self, nprocs: int, act: Callable[[Action], None]) -> None:
-        import ipywidgets  # type: ignore[import-untyped]
-
-        from nbspawn._notebook.buttons import Buttons
-
-        self.buttons = Buttons(nprocs, act)
-        self._box = ipywidgets.VBox([self.buttons.row, self.buttons.pane])
-        self._box._view_count = 0  # the front end then reports how many views it shows
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """The part of the mime bundle that shows the widgets."""
-        return view_of(self._box)
-
-    @property
-    def answered(self) -> bool:
-        """Does a front end show the widgets?"""
-        return bool(self._box._view_count)
-
-    def stop_counting_views(self) -> None:
-        """Otherwise the front end reports that the view is removed. JupyterLab sends that message to a subshell that it
-        deletes together with the widgets, and asyncio prints in the cell: "Task was destroyed but it is pending"."""
-        self._box._view_count = None
-
-    def close(self) -> None:
-        from nbspawn._notebook.slots import close
-
-        self.buttons.close()
-        close(self._box)
