@@ -97,7 +97,7 @@ class Accelerator:
         return getattr(sys.modules.get("torch"), self.type, None)
 
     def initialise(self, rank: int, ranks: int) -> int | None:
-        """Initialise the accelerator before the command runs, in the ``rank``-th of so many on this machine. Returns
+        """Prepare the accelerator before the command runs, in the ``rank``-th of so many on this machine. Returns
         the number by which the program knows the rank, if the runtime assigns one.
 
         The rank's own device becomes the current one as soon as the user's code initialises the runtime, and not

@@ -1,4 +1,4 @@
-"""The kinds that nbspawn serves, and which of them it is."""
+"""The kinds of accelerators that nbspawn serves, and which of them this torch is built for."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ CPU, XLA, TPU = Cpu(), Xla(), Tpu()
 GPUS: tuple[Accelerator, ...] = (Cuda(), Rocm(), Xpu())
 """A torch is built for one of them, or none."""
 GPU_TYPES = {one.type for one in GPUS}
+WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
+"""Words for a number of ranks."""
 ASKED_FOR = {one.type: one for one in (CPU, XLA, TPU)}
 """What the user has to ask for, by its word or its backend."""
 BACKENDS = {name: one for one in reversed((*GPUS, XLA, TPU)) for name in one.backends}

@@ -202,7 +202,7 @@ def _put_numpy(options: Mapping[str, Packed], errors: Mapping[str, str]) -> None
 
 
 def _pandas() -> dict[str, Any]:
-    """The options that differ from their defaults."""
+    """pandas' options that differ from their defaults."""
     if "pandas" not in sys.modules:
         return {}
     try:

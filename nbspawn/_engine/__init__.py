@@ -1,4 +1,4 @@
-"""Places ranks on a machine, watches and ends them. Runs in the kernel, knows no IPython."""
+"""Places ranks on a machine, watches and ends them. Runs in the kernel and in agents, knows no IPython."""
 
 import logging
 

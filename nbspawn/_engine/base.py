@@ -129,7 +129,8 @@ class Engine(Protocol):
 
 
 class Starter(Protocol):
-    """Places agents on nodes: what knows a cluster."""
+    """Places agents on nodes: what knows a cluster. Equal to another one that wants the same nodes: agents that it has
+    started are used again."""
 
     @property
     def nodes(self) -> int:

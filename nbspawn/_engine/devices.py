@@ -12,13 +12,12 @@ from dataclasses import replace
 
 from nbspawn._accelerators import kinds, tpu
 from nbspawn._accelerators.accelerator import Accelerator, Unavailable
-from nbspawn._accelerators.kinds import ASKED_FOR, BACKENDS, TPU, XLA
+from nbspawn._accelerators.kinds import ASKED_FOR, BACKENDS, TPU, WORDS, XLA
 from nbspawn._engine.launch import cores
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol.launch import MARK
 from nbspawn.errors import UsageError
 
-WORDS = ("auto", "cpu", "gpu", "tpu", "xla")
 _BY_THEMSELVES = (*XLA.backends, *TPU.backends)
 """Backends that no torch has by itself."""
 

@@ -38,7 +38,7 @@ class FunctionJob:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Which it will import, beside those of what it is sent."""
+        """The modules that it will import, beside those of what it is sent."""
         return frozenset()
 
     @property
@@ -101,7 +101,7 @@ class CellJob:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Which it will import, beside those of what it is sent."""
+        """The modules that it will import, beside those of what it is sent."""
         return imported.by_source(self.command.transformed, self.command.flags)
 
     @property
@@ -130,7 +130,7 @@ Job = FunctionJob | CellJob
 
 
 def pack(
-    job: Job, interrupted_by: InterruptFlag | None = None, descriptors: int | None = None, elsewhere: bool = False
+    job: Job, interrupts: InterruptFlag | None = None, descriptors: int | None = None, elsewhere: bool = False
 ) -> packing.Packed:
     """Pack the job's variables, with at most ``descriptors`` file descriptors (None: any number); ``elsewhere``: for
     other machines.
@@ -139,7 +139,7 @@ def pack(
     pickled by code of its class, which may never return.
     """
     try:
-        with nullcontext() if interrupted_by is None else interrupted_by.as_exception():
+        with nullcontext() if interrupts is None else interrupts.as_exception():
             return job.pack(descriptors)
     except KeyboardInterrupt:
         raise interrupt_error((), "nothing was started: the variables that the ranks need were being packed") from None

@@ -22,7 +22,7 @@ import torch.multiprocessing
 
 from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Unavailable
-from nbspawn._carried import replaced, settings
+from nbspawn._carried import process_state, replaced, settings
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.directories import run_directories
@@ -36,7 +36,6 @@ from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
 from nbspawn._payload import packing
 from nbspawn._process import open_files, pools, traced
-from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import MARK, Launch, RunFiles
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.payload import Inherited, Payload, Sent, SentFd
@@ -50,9 +49,9 @@ _DESCRIPTORS_A_RANK = 7  # a channel, a log, two or four pipes to the process, a
 _DESCRIPTORS_A_RUN = 32
 
 
-def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag | None = None) -> Start:
+def resolve_start(job: Job, options: LaunchOptions, interrupts: InterruptFlag | None = None) -> Start:
     """The start method, and the job packed if the method needs it. Errors as in ``start_method.choose``, StartError if
-    the current directory has been deleted, and KeyboardInterrupt if somebody ``interrupted`` it."""
+    the current directory has been deleted, and KeyboardInterrupt if one of the ``interrupts`` comes."""
     if not process_state.has_directory():
         raise StartError(process_state.NO_DIRECTORY)
     return start_method.choose(
@@ -60,14 +59,14 @@ def resolve_start(job: Job, options: LaunchOptions, interrupted: InterruptFlag |
         partial(
             pack,
             replace(job, replaced=replaced.read()),
-            interrupted,
+            interrupts,
             None if options.start_method == "spawn" else packing.DESCRIPTORS,
         ),
         job.variables,
         job.kind,
         kinds.named(options.accelerator),
         {**os.environ, **options.env},
-        bool if interrupted is None else lambda: interrupted.count,
+        bool if interrupts is None else lambda: interrupts.count,
         job.modules,
         int(options.nprocs),
     )

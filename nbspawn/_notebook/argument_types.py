@@ -7,19 +7,20 @@ import builtins
 import keyword
 import re
 
-NPROCS = ("auto", "cpu", "gpu", "tpu", "xla")
+from nbspawn._accelerators.kinds import WORDS
+
 _IPYTHONS = re.compile(r"In|Out|get_ipython|exit|quit|_{1,3}|_i{1,3}|_i?\d+|_(dh|ih|oh|sh|exit_code)")
 """IPython's own variables in the notebook's namespace: without get_ipython no magic works any more."""
 
 
 def ranks(text: str) -> int | str:
     """A number of ranks, or a keyword for one."""
-    if text in NPROCS:
+    if text in WORDS:
         return text
     try:
         return int(text)
     except ValueError:
-        words = ", ".join(NPROCS)
+        words = ", ".join(WORDS)
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor one of {words}") from None
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbspawn._accelerators.kinds import WORDS
 from nbspawn._engine import clusters
 from nbspawn._notebook import argument_types, verbs
 
@@ -362,5 +363,5 @@ def complete(line: str) -> list[str]:
             if action.nargs != 0:
                 return []
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    words = [*argument_types.NPROCS] if parser is PARSER and partial else []
+    words = [*WORDS] if parser is PARSER and partial else []
     return [word for word in (*options, *words) if word.startswith(partial)]

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbspawn._process import reached
+from nbspawn._process.garbage import uncollected
 from nbspawn._process.tensors import Holding
-from nbspawn._protocol.garbage import uncollected
 from nbspawn._render.text import size
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core import error
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 
+from nbspawn._carried import process_state
 from nbspawn._engine.kernel import interrupt_flag
 from nbspawn._notebook import arguments, front_end
 from nbspawn._notebook.auto import AutoMode
 from nbspawn._process import traced
-from nbspawn._protocol import process_state
 
 if TYPE_CHECKING:
     from nbspawn._engine.jobs import CellJob

@@ -64,7 +64,7 @@ class Subject(Protocol):
         """What one of the buttons shows; None of ranks that are idle, if it is about what they run."""
 
     def do(self, what: str) -> None:
-        """Do what one of the other buttons says."""
+        """Do what a button says that shows no report."""
 
 
 class _OfPool:
@@ -161,7 +161,7 @@ class Panel:
         self._drawn: object = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        """The kernel's thread and the one that refreshes draw, too."""
+        """Held while it is drawn, by the kernel's thread or the one that refreshes."""
         self._refresh()
         traced.thread(self._keep_current, "nbspawn-panel").start()
 
@@ -200,7 +200,7 @@ class Panel:
                 self._close()
 
     def _act(self, action: Action) -> None:
-        """Act in the kernel's own thread."""
+        """Carry out a button's action; called in the kernel's own thread."""
         try:
             if action.what in (*REPORTS, VARIABLES.what):
                 report = self._subject.report(action.what)

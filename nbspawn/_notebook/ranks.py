@@ -253,6 +253,7 @@ def _help(request: _Request) -> None:
     print(arguments.RANKS_PARSER.format_help())
 
 
+# The function of each command has its name: _stop, _vars.
 _HANDLERS: dict[str, Callable[[_Request], Any]] = {verb.name: globals()[f"_{verb.name}"] for verb in VERBS}
 _HANDLERS[""] = _list
 _ARGUMENTS = {verb.name: verb.argument for verb in VERBS}

@@ -23,7 +23,7 @@ from typing import Any
 
 from nbspawn._payload import annotated, classes, cloudpickle_adapter, definitions, importable, imported, mentioned
 from nbspawn._payload.cloudpickle_adapter import Reducer, Sink
-from nbspawn._protocol.garbage import uncollected
+from nbspawn._process.garbage import uncollected
 
 
 class ByValue:

@@ -99,7 +99,7 @@ class NewImports:
 
 
 class Preloaded:
-    """The ``modules`` that the fork server has imported in addition to torch, by its ``sys.path``."""
+    """The ``modules`` that the importer has imported in addition to torch, by its ``sys.path``."""
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         self._modules = frozenset(modules)
@@ -110,7 +110,7 @@ class Preloaded:
         """In a rank: remove those from ``sys.modules`` that the rank would import from elsewhere.
 
         A user's own ``datasets.py`` in the notebook's folder has precedence over an installed package of that name, as
-        for a script. The fork server, which does not have that folder on its path, has imported the package.
+        for a script. The importer, which does not have that folder on its path, has imported the package.
         """
         before = itertools.takewhile(lambda folder: f"{os.path.abspath(folder)}{os.sep}" not in _places(), sys.path)
         folders = [folder for folder in before if folder not in self._path] if self._modules else []

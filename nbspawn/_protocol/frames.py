@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Frame(NamedTuple):
-    """A frame of the user's own code: the name of the file (IPython's, for a cell), the 1-based current line, and the
+    """A frame of a stack: the name of the file (IPython's, for a cell), the 1-based current line, and the
     function's name ('<module>' for a cell's own lines)."""
 
     file: str

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from nbspawn._protocol.messages import RunCell, RunFunction
 from nbspawn._protocol.place import Place
-from nbspawn._protocol.process_state import ProcessState
-from nbspawn._protocol.settings import Settings
+from nbspawn._protocol.settings import ProcessState, Settings
 
 LARGEST_SEED = 2**32 - 1
 """The largest that numpy's generator accepts."""

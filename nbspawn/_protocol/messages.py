@@ -31,7 +31,7 @@ from nbspawn._protocol.edits import Reload, Version
 from nbspawn._protocol.frames import Frame, Position
 from nbspawn._protocol.payload import NOTHING, Payload
 from nbspawn._protocol.plain import Buffer, often_the_same
-from nbspawn._protocol.value_digests import Report
+from nbspawn._protocol.value_digests import Entries
 
 # ---------------------------------------------------------------- events: rank -> kernel
 
@@ -209,7 +209,7 @@ class Sampled:
     spent: tuple[tuple[Position, float], ...]
 
 
-Compared = Report | tuple[Buffer, ...] | None
+Compared = Entries | tuple[Buffer, ...] | None
 """What a rank answers to a question of a comparison (_rank/compare/compared.py): its entries, or the bytes of some."""
 
 

@@ -1,7 +1,7 @@
 """What the importer should import, and its report about that.
 
-The kernel sends a ``Plan``, the importer (_server/preload.py) a ``Report``: each a line of JSON, on a socket that the
-two share.
+The kernel sends a ``Plan``, the importer (_server/preload.py) an ``ImportReport``: each a line of JSON, on a socket
+that the two share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass
-class Report:
+class ImportReport:
     """About all stages so far. ``modules`` are all installed modules that were imported, with their dependencies;
     ``imported`` are those that the plans name, with the seconds that each took. ``refused`` maps others to the reason,
     ``skipped`` are those for which memory did not suffice. ``memory`` is the process's resident bytes. ``read`` maps
@@ -63,7 +63,7 @@ class Report:
         return json.dumps({**asdict(self), "modules": sorted(self.modules)}).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> Report:
+    def of(cls, line: bytes) -> ImportReport:
         """In the kernel: the report of a line."""
         found: dict[str, Any] = json.loads(line)
         return cls(**{**found, "modules": frozenset(found["modules"])})

@@ -40,6 +40,7 @@ COLLECTIVES = Question("collectives", Collectives)
 MEMORY = Question("memory", Memory, 4.0)  # of a rank with millions of objects and a busy thread
 VARIABLES = Question("variables", Variables)
 Answer = Collectives | Memory | Variables | None
+"""Of any of them."""
 
 _NUMBER = struct.Struct("=I")
 _NAME = struct.Struct("=28s")

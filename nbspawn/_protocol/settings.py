@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Packed = bytes
 """One object as _carried/by_value.py pickles it: of a class of the notebook's, or a function. Empty where it
@@ -72,3 +72,13 @@ class Settings:
     recursion_limit: int = 0
     warnings: tuple[Filter, ...] = ()
     logging: Logging = field(default_factory=Logging)
+
+
+class ProcessState(NamedTuple):
+    """``limits`` are the soft and the hard one of each resource; ``umask`` and ``nice`` None where it is not known,
+    ``processors`` empty."""
+
+    limits: dict[str, tuple[int, int]]
+    umask: int | None
+    nice: int | None
+    processors: tuple[int, ...]

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     leaf: bool = True
 
 
-class Report(NamedTuple):
+class Entries(NamedTuple):
     """The entries of a value; ``cut``: only the first of them, because there are too many."""
 
     entries: tuple[Entry, ...]

@@ -12,9 +12,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import NoReturn
 
-from nbspawn._carried import program_arguments, settings
+from nbspawn._carried import process_state, program_arguments, settings
 from nbspawn._process import imports, pools, traced
-from nbspawn._protocol import process_state
 from nbspawn._protocol.launch import Launch
 from nbspawn._protocol.messages import (
     UNGROUPED,
@@ -56,7 +55,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 preloaded = imports.Preloaded()
-"""The fork server sets it."""
+"""Set by the importer (_server/preload.py)."""
 
 _own_modules = edits.OwnModules()
 """The user's own, of a kept rank."""
@@ -103,7 +102,7 @@ def main(rank: int, launch: Launch) -> None:
     children.begin(launch.default_method)
     seeds.seed_generators(info)
     pools.resize(launch.threads)
-    environment.serve_own_rendezvous(info)
+    environment.meet_at_own_store(info)
     environment.lengthen_timeouts(info)
     environment.keep_destroyed_groups(info)
     stacks.report_crashes(launch.files.crash(rank))

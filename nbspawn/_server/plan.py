@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbspawn._process import imports
-from nbspawn._protocol.preload import Plan, Report
+from nbspawn._protocol.preload import ImportReport, Plan
 from nbspawn._server import trial
 
 
@@ -24,7 +24,7 @@ def adopt(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _import(modules: Sequence[str], memory: int, report: Report) -> None:
+def _import(modules: Sequence[str], memory: int, report: ImportReport) -> None:
     for name in modules:
         trial.exit_if_orphaned()
         if name in sys.modules:
@@ -40,7 +40,7 @@ def _import(modules: Sequence[str], memory: int, report: Report) -> None:
             report.refused[name] = trial.failed(error)
 
 
-def _left(modules: Iterable[str], report: Report) -> list[str]:
+def _left(modules: Iterable[str], report: ImportReport) -> list[str]:
     """The modules still to be imported, without those that are not installed, or are a part of a refused one."""
     left = []
     for name in modules:
@@ -71,12 +71,12 @@ class Imports:
     """All imports of this process, stage by stage."""
 
     def __init__(self) -> None:
-        self._report = Report()
+        self._report = ImportReport()
         self._first: frozenset[str] = frozenset()
         self._names = set(_READ_BY_NATIVE_CODE)
         self._environment: dict[str, str] = {}
 
-    def carry_out(self, plan: Plan) -> Report:
+    def carry_out(self, plan: Plan) -> ImportReport:
         """Import the modules of the plan; the report is about all stages."""
         report = self._report
         self._first = self._first or frozenset(sys.modules)

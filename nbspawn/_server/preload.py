@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from typing import Any, NoReturn
 
-from nbspawn._protocol.preload import Plan, Report
+from nbspawn._protocol.preload import ImportReport, Plan
 from nbspawn._rank.program import exiting, process
 from nbspawn._server import huge_pages, plan, trial
 
@@ -58,7 +58,7 @@ def _serve_kernel(kernel: socket.socket, life: int) -> None:
                 with process.killed_at_its_end(life):
                     report = _carry_out(stage, imports, began_with)
             except BaseException as error:
-                kernel.sendall(Report(failed=f"{type(error).__name__}: {error}").line())
+                kernel.sendall(ImportReport(failed=f"{type(error).__name__}: {error}").line())
                 return
             trial.exit_if_orphaned()
             _serve(stage.address, report, kernel, life, servers)
@@ -81,7 +81,7 @@ def _reaping(servers: set[int]) -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -> Report:
+def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -> ImportReport:
     gc.disable()  # imports leave little garbage, and the search for it takes a sixth of their time
     if stage.environment is not None:
         plan.adopt(stage.environment)
@@ -113,7 +113,7 @@ def _carry_out(stage: Plan, imports: plan.Imports, began_with: frozenset[str]) -
     return report
 
 
-def _serve(address: str, report: Report, kernel: socket.socket, life: int, servers: set[int]) -> None:
+def _serve(address: str, report: ImportReport, kernel: socket.socket, life: int, servers: set[int]) -> None:
     """Fork a server, and send the report, with the descriptor that keeps the server alive."""
     alive, keeps_alive = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""Imported by the private fork server of a notebook: IPython, and a minimal shell that every rank inherits."""
+"""Imported by the importer for a notebook: IPython, and a minimal shell that every rank inherits."""
 
 import sys
 

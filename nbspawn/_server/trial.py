@@ -1,4 +1,4 @@
-"""Is a module safe to import in the fork server, before ranks are forked? Tested in a temporary child process of it.
+"""Is a module safe to import before ranks are forked? Tried in a temporary child process of the importer.
 
 What a rank must not inherit: threads (a fork does not copy them, but the library's state says that they run), open
 files and sockets, children, a runtime that holds an accelerator, changed signal handlers, a changed directory, a
@@ -91,7 +91,7 @@ _kernel = os.getppid()
 
 
 def exit_if_orphaned() -> None:
-    """Exit if the kernel is dead: the fork server itself checks that only after its imports."""
+    """Exit if the kernel is dead: the importer notices that only between two plans."""
     if os.getppid() != _kernel:
         os._exit(0)
 

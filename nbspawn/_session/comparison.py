@@ -32,7 +32,7 @@ _BATCH = 64 << 20  # bytes that are sent at a time
 _OPTION = r"--(?P<name>rtol|atol)(?:=|\s+)(?P<value>\S+)"
 
 
-class Question(NamedTuple):
+class Inspection(NamedTuple):
     """A question to each of these ranks, that _rank/compare/compared.py answers, by its name, and its arguments."""
 
     ranks: tuple[int, ...]
@@ -40,7 +40,7 @@ class Question(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-Conversation = Generator[Question, Mapping[int, Any], "Difference"]
+Conversation = Generator[Inspection, Mapping[int, Any], "Difference"]
 """Yields questions, is sent the answers by rank, and returns the outcome."""
 
 
@@ -124,7 +124,7 @@ def of_idle(
         raise UsageError(f"diff compares ranks, and there is only rank {ranks[0]}")
     talk = conversation(expression, tuple(ranks), nprocs, tolerance)
 
-    def asked(question: Question) -> Mapping[int, Any]:
+    def asked(question: Inspection) -> Mapping[int, Any]:
         job = FunctionJob(jobs.compare, (question.name, *question.arguments))
         return answers(run(job, CommandOptions(view=views.StreamView()), question.ranks), Compared)
 
@@ -136,13 +136,13 @@ def of_idle(
         return end.value  # type: ignore[no-any-return]
     finally:
         with suppress(SpawnError):  # a rank that has ended has forgotten it
-            asked(Question(tuple(ranks), "forget"))
+            asked(Inspection(tuple(ranks), "forget"))
 
 
 def conversation(expression: str, ranks: tuple[int, ...], nprocs: int, tolerance: Tolerance) -> Conversation:
     """The conversation with these ranks, of ``nprocs``, which are able to answer."""
-    yield Question(ranks, "evaluate", (expression,))
-    found = agreement.compare((yield Question(ranks, "report")))
+    yield Inspection(ranks, "evaluate", (expression,))
+    found = agreement.compare((yield Inspection(ranks, "report")))
     numeric = [one for one in found.differing if one.comparable]
     looked_at = numeric if tolerance.given else numeric[:_LOOKED_AT]
     yield from _look_closer(looked_at, None if tolerance.given else _GROUPS, tolerance)
@@ -167,7 +167,7 @@ class _Piece(NamedTuple):
 
 def _look_closer(
     differing: Sequence[Differing], most: int | None, tolerance: Tolerance
-) -> Generator[Question, Mapping[int, Any], None]:
+) -> Generator[Inspection, Mapping[int, Any], None]:
     """Have ``closer`` of these, for at ``most`` so many groups of each."""
     pieces = []
     for one in differing:
@@ -180,7 +180,7 @@ def _look_closer(
     for batch in _batches(sorted(pieces, key=lambda piece: piece.ranks)):
         ranks = batch[0].ranks
         wanted = [(piece.one.path, piece.number) for piece in batch]
-        answers = yield Question(ranks, "chunks", (wanted,))
+        answers = yield Inspection(ranks, "chunks", (wanted,))
         for place, piece in enumerate(batch):
             for rank in ranks[1:]:
                 chunks = answers[ranks[0]][place], answers[rank][place]

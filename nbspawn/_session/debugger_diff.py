@@ -21,7 +21,7 @@ from nbspawn._protocol.messages import (
     Returned,
 )
 from nbspawn._session import comparison
-from nbspawn._session.comparison import Question
+from nbspawn._session.comparison import Inspection
 from nbspawn._state.wording import name_ranks, ranges
 from nbspawn.errors import UsageError
 
@@ -55,7 +55,7 @@ class StoppedComparison:
         unsent, self._unsent = self._unsent, []
         return unsent
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Inspection) -> None:
         self._asked, self._number = question.ranks, next(_numbers)
         inspect = Inspect(self._number, question.name, question.arguments)
         self._unsent += [(rank, inspect) for rank in question.ranks]
@@ -90,4 +90,4 @@ class StoppedComparison:
 
     def _end(self, text: str) -> None:
         self.text = text
-        self._ask(Question(self._stopped, "forget"))
+        self._ask(Inspection(self._stopped, "forget"))

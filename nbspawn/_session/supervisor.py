@@ -86,7 +86,7 @@ class Supervisor:
         return self._view.run
 
     def report(self, what: str) -> Report:
-        """The report about this moment, one of ``REPORTS``."""
+        """The report about this moment: one of ``REPORTS``, or 'native stacks'."""
         return self._collectives() if what == "collectives" else self._stacks(native=what == "native stacks")
 
     def _stacks(self, note: str = "", open_: bool = True, native: bool = False) -> Report:

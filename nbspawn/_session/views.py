@@ -28,7 +28,7 @@ STEP_BUFFER_TIME = 1.0  # seconds, while ranks step together in the debugger: th
 
 class Action(NamedTuple):
     """A request of the user: ``what`` is 'stop', 'stacks' (show where the ranks are), 'collectives' (which they have
-    called) or 'debug' (stop ``ranks`` in the debugger)."""
+    called) or 'debug' (stop ``ranks`` in the debugger). Panels have more (panel.py)."""
 
     what: str
     ranks: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nbspawn._protocol.value_digests import Entry, Report
+from nbspawn._protocol.value_digests import Entries, Entry
 
 
 class Group(NamedTuple):
@@ -80,7 +80,7 @@ class Agreement:
     """The paths of the others whose contents were not compared, by the reason."""
 
 
-def compare(reports: Mapping[int, Report]) -> Agreement:
+def compare(reports: Mapping[int, Entries]) -> Agreement:
     """The agreement of these ranks, which are in order."""
     by_rank = {rank: {entry.path: entry for entry in report.entries} for rank, report in reports.items()}
     paths = dict.fromkeys(path for entries in by_rank.values() for path in entries)

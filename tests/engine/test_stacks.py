@@ -18,7 +18,7 @@ from leftovers import until
 from methods import EVERY_METHOD
 
 import nbspawn
-from nbspawn._engine.run import native
+from nbspawn._engine.run import native_stacks
 from nbspawn._engine.run import stacks as engine_stacks
 from nbspawn._protocol.frames import Frame, Position, Stack, users_frames, written_frames
 from nbspawn._protocol.launch import RunFiles
@@ -179,7 +179,7 @@ def test_py_spy_that_may_not_look_or_gives_nonsense_is_no_error(
         program = tmp_path / "py-spy"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
-        monkeypatch.setattr(native, "_py_spy", lambda program=program: str(program))
+        monkeypatch.setattr(native_stacks, "_py_spy", lambda program=program: str(program))
         found = context.look(deep=True, native=range(2))
         assert found[0].frames[-1].name == "mark_and_sleep" and not _native(found[0])
 

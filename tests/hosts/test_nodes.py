@@ -41,7 +41,6 @@ from nbspawn._protocol import connection, plain
 from nbspawn._protocol.agents import FromAgent, Reported, WithBuffers
 from nbspawn._protocol.messages import InputReply, RunCell
 from nbspawn._protocol.questions import COLLECTIVES, MEMORY
-from nbspawn._session import comparison
 from nbspawn._session.background import BackgroundRun
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
@@ -202,7 +201,7 @@ def test_a_value_is_compared_over_nodes(nodes: Processes) -> None:
     with Kept(nodes, backend="gloo") as kept:
         kept.execute("import torch\nx = {'a': torch.zeros(1_000_000), 'b': rank // 2}")
         kept.execute("x['a'][:] = 2", only=[3])
-        found = comparison.of_idle(kept.pool, range(4), "x", Tolerance())
+        found = kept.pool.compare(range(4), "x", Tolerance())
         assert [one["groups"] for one in found.differing] == [[[0, 1, 2], [3]], [[0, 1], [2, 3]]]
         assert found.differing[0]["closer"][0]["count"] == 1_000_000
         written: list[str] = []

@@ -23,7 +23,7 @@ from leftovers import State, assert_nothing_beyond, gone, until
 import nbspawn
 from nbspawn._engine.start import forkserver, learned
 from nbspawn._process import imports
-from nbspawn._protocol.preload import Report
+from nbspawn._protocol.preload import ImportReport
 
 # ---------------------------------------------------------------- the trial
 
@@ -220,7 +220,7 @@ def test_what_has_ended_the_importer_is_tried_again(cache: Path) -> None:
     assert found.stages(())[-1] == ("bad",)
     found.save()
     assert json.loads(cache.read_text())["modules"].keys() == {"good"}
-    found.note(Report(imported={"bad": 0.1, "torch._dynamo": 0.1}))
+    found.note(ImportReport(imported={"bad": 0.1, "torch._dynamo": 0.1}))
     assert {"bad", "torch._dynamo"} <= set(found.trusted)
 
 

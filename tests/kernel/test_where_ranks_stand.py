@@ -41,19 +41,19 @@ def test_stacks_of_all_ranks_one_of_them_holds_the_gil(kernel: Kernel) -> None:
 
 @pytest.mark.extended
 def test_stacks_when_the_time_is_out_with_and_without_native_frames(kernel: Kernel) -> None:
-    imports = "from nbspawn._engine.run import native\nfrom nbspawn._state import stall"
-    ok(kernel.execute(f"{imports}\nfound = native._py_spy\nstall._STUCK = 1"))
+    imports = "from nbspawn._engine.run import native_stacks\nfrom nbspawn._state import stall"
+    ok(kernel.execute(f"{imports}\nfound = native_stacks._py_spy\nstall._STUCK = 1"))
     try:
         for absent in (False, True):
             if absent:
-                ok(kernel.execute("native._py_spy = lambda: None"))
+                ok(kernel.execute("native_stacks._py_spy = lambda: None"))
             reply = kernel.execute(GIL.format(options="-t 2"))
             waiting, _, holding = reply.traceback.partition("Rank 1:")
             assert reply.ename == "RunTimeoutError" and "Ranks 0 and 2, waiting" in waiting
             assert ("native: c10d::Work::wait (libtorch_cpu.so)" in waiting) is not absent
             assert "dist.barrier()" in waiting and "in stuck\n" in holding
     finally:
-        ok(kernel.execute("native._py_spy, stall._STUCK = found, 10.0"))
+        ok(kernel.execute("native_stacks._py_spy, stall._STUCK = found, 10.0"))
 
 
 def test_only_who_asks_for_it_halts_ranks_that_work(kernel: Kernel) -> None:

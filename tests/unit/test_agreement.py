@@ -20,7 +20,7 @@ import numpy
 import pytest
 import torch
 
-from nbspawn._protocol.value_digests import CHUNK, Report
+from nbspawn._protocol.value_digests import CHUNK, Entries
 from nbspawn._rank.compare import flatten
 from nbspawn._session.comparison import Difference, checked, conversation, parse
 from nbspawn._session.tensor_diff import Tolerance
@@ -39,7 +39,7 @@ class Ranks:
         if name == "report":
             with torch.no_grad():
                 self.found[rank] = list(flatten.leaves(self.values[rank]))
-            return Report(tuple(entry for entry, _ in self.found[rank]), False)
+            return Entries(tuple(entry for entry, _ in self.found[rank]), False)
         if name == "chunks":
             data = {entry.path: data for entry, data in self.found[rank]}
             chunks = [bytearray(data[path].chunk(number)) for path, number in arguments[0]]

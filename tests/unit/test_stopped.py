@@ -6,7 +6,7 @@ import pytest
 
 from nbspawn._protocol.frames import Frame
 from nbspawn._protocol.messages import Event, Exited, InputReply, Inspect, Inspected, Resumed, Stopped
-from nbspawn._protocol.value_digests import Entry, Report
+from nbspawn._protocol.value_digests import Entries, Entry
 from nbspawn._session.debugger_diff import StoppedComparison, asked_for
 from nbspawn.errors import UsageError
 
@@ -40,12 +40,12 @@ class Play:
         self.number = unsent[-1][1].number if unsent else self.number
         return {rank: question.question for rank, question in unsent}
 
-    def answer(self, rank: int, value: Report | None = None, error: str = "", number: int | None = None) -> None:
+    def answer(self, rank: int, value: Entries | None = None, error: str = "", number: int | None = None) -> None:
         self.comparison.fold(Inspected(rank, self.number if number is None else number, value, error))
 
 
-def report(digest: bytes) -> Report:
-    return Report((Entry("", "str", digest, repr(digest)),), False)
+def report(digest: bytes) -> Entries:
+    return Entries((Entry("", "str", digest, repr(digest)),), False)
 
 
 def test_to_the_end() -> None:

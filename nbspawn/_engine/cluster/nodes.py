@@ -17,9 +17,9 @@ from nbspawn._engine.cluster.agents import Agents
 from nbspawn._engine.cluster.link import Link
 from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.waker import Waker
+from nbspawn._process.garbage import uncollected
 from nbspawn._protocol.agents import CALLS, Answer, Begun, Call, Refused, Reported, Status
 from nbspawn._protocol.failure import Failure
-from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.messages import UNHURRIED, Dropped, Event, Exited, Returned
 from nbspawn._protocol.plain import NotPlainError, loaded
 

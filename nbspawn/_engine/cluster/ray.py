@@ -41,7 +41,7 @@ class RayNodes:
 
     @property
     def have_gpus(self) -> bool:
-        """Is there one for each rank?"""
+        """Is there a GPU for each rank?"""
         return "GPU" in self._share
 
     @property

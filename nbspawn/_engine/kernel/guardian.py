@@ -24,7 +24,7 @@ _TIMEOUT = 5.0  # seconds: what has not ended by then is stuck in the operating 
 
 
 def main() -> None:
-    """Wait for the kernel's end, then end what its ranks have left."""
+    """End what each run's ranks have left when it is over, and the rest when the kernel has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all of the kernel's descendants by some
         signal.signal(number, signal.SIG_IGN)
     _let_go()

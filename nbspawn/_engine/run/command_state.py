@@ -6,14 +6,14 @@ import signal
 import time
 from collections.abc import Mapping
 
-from nbspawn._engine.run.outcomes import Outcomes, Report
+from nbspawn._engine.run.outcomes import CommandEnd, Outcomes
 from nbspawn._engine.run.signal_schedule import SignalSchedule
 from nbspawn._engine.run.stacks import Stacks
 from nbspawn._protocol.messages import Leaving, Raised, RunCell, RunFunction
 
 
 class CommandState:
-    """What these ranks have been given of one cell or function. The next command's replaces it as a whole.
+    """What an engine knows of one command of its ranks, a cell or a function. The next one's replaces it as a whole.
 
     ``outcomes`` and ``stacks`` are new ones. ``numbers_before`` are the numbers of the commands that ranks had before:
     those that run nothing now may still send messages that belong to them.
@@ -42,7 +42,7 @@ class CommandState:
         """When SIGKILL was first sent, 0 if it was not."""
         self.began_at = time.monotonic()
 
-    def note(self, event: Report) -> None:
+    def note(self, event: CommandEnd) -> None:
         """The rank has reported its end. Of one that is leaving, the process's end is waited for."""
         if not isinstance(event, Leaving) and event.rank not in self.doomed:
             self.busy.discard(event.rank)

@@ -22,7 +22,7 @@ from nbspawn._engine.run.event_queue import EventQueue
 from nbspawn._engine.run.exits import Exits
 from nbspawn._engine.run.gauge_reader import GaugeReader
 from nbspawn._engine.run.logs import LogFollower
-from nbspawn._engine.run.outcomes import Outcomes, Report
+from nbspawn._engine.run.outcomes import CommandEnd, Outcomes
 from nbspawn._engine.run.questions import Questions
 from nbspawn._engine.run.rendezvous import Regrouping
 from nbspawn._engine.run.resources import Resources
@@ -261,7 +261,7 @@ class LocalRanks(ProcessContext):
             self._notice_exit(rank)
 
     def _received(self, event: Event, number: int) -> None:
-        """The events for one message from a rank: what that rank had printed by then, and the message."""
+        """Take a rank's message in: queue it behind what that rank had printed by then."""
         if isinstance(event, Imported):
             forkserver.server.learned.learn(event.modules)
             return
@@ -275,18 +275,18 @@ class LocalRanks(ProcessContext):
             return
         elif isinstance(event, InputRequest) and self._launch.keep and event.rank not in self._command.busy:
             return  # of a thread that the command has left, and that the rank refuses by itself
-        if isinstance(event, Report):
+        if isinstance(event, CommandEnd):
             self._queue.add(*self._gauges.change(event.rank))
         offset = getattr(event, "offset", None)
         if offset is not None:
-            self._queue.add_printed(event.rank, offset, ends=isinstance(event, Report))
+            self._queue.add_printed(event.rank, offset, ends=isinstance(event, CommandEnd))
         self._queue.add(event)
         if isinstance(event, Started):
             _log.debug("rank %d has started: pid %d", event.rank, event.pid)
             if event.rank in self._to_break:
                 self._to_break.remove(event.rank)
                 self.break_into(event.rank)
-        elif isinstance(event, Report):
+        elif isinstance(event, CommandEnd):
             _log.debug("rank %d, command %d: %s", event.rank, number, type(event).__name__)
             self._command.note(event)
         elif isinstance(event, Aborting):

@@ -15,7 +15,7 @@ from nbspawn._protocol.failure import Ending, Failure
 from nbspawn._protocol.launch import RunFiles
 from nbspawn._protocol.messages import Aborting, Leaving, Raised, Returned
 
-Report = Returned | Raised | Leaving
+CommandEnd = Returned | Raised | Leaving
 """What a rank itself sends about the end of its command."""
 
 _LAST_WORDS = re.compile(
@@ -41,7 +41,7 @@ class Outcomes:
     def __init__(
         self, processes: Sequence[BaseProcess], error_files: Sequence[str], files: RunFiles, cell: str | None
     ) -> None:
-        self.reported: dict[int, Report] = {}
+        self.reported: dict[int, CommandEnd] = {}
         self.aborting: dict[int, Aborting] = {}
         self.failures: list[Failure] = []
         self.interrupted: set[int] = set()
@@ -54,7 +54,7 @@ class Outcomes:
         self._files = files
         self._cell = cell
 
-    def note(self, event: Report) -> None:
+    def note(self, event: CommandEnd) -> None:
         """The rank's own report. One that ended as the user asked it to is no failure."""
         self.reported[event.rank] = event
         if isinstance(event, Returned):

@@ -1,8 +1,8 @@
-"""Where the ranks of one machine meet: for ``init_process_group()`` at a TCPStore that the kernel itself serves on the
-loopback interface, and in a file when they make their groups anew.
+"""Where the ranks of one machine meet: a TCPStore at MASTER_PORT, which the kernel itself serves on the loopback
+interface, for code that makes a client of it; and the file at which they make their groups anew.
 
-torchrun does the former in its agent (TORCHELASTIC_USE_AGENT_STORE): all ranks are clients, no two runs race for a
-port, and no rank waits for rank 0 to listen.
+torchrun's agent serves one, too (TORCHELASTIC_USE_AGENT_STORE): no two runs race for a port, and no rank waits for
+rank 0 to listen. ``init_process_group()`` itself meets at a file (_rank/group/stores.py).
 """
 
 from __future__ import annotations

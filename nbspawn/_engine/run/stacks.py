@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nbspawn._engine.run import native as native_code
-from nbspawn._engine.run import signals
+from nbspawn._engine.run import native_stacks, signals
 from nbspawn._protocol import plain
 from nbspawn._protocol.frames import (
     Frame,
@@ -71,7 +70,7 @@ class Stacks:
         if deep:
             threads = self._threads_of(before)
             found = {rank: replace(one, threads=threads[rank]) for rank, one in found.items()}
-        return found | native_code.added({rank: found[rank] for rank in native if rank in found}, pids)
+        return found | native_stacks.added({rank: found[rank] for rank in native if rank in found}, pids)
 
     def _wait(self, before: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Wait until these files, which had these sizes, have whole stacks: faulthandler writes line by line, and a

@@ -23,7 +23,7 @@ from nbspawn._engine.kernel.guardian import stopped
 from nbspawn._engine.start.importer import Importer, Server
 from nbspawn._engine.start.learned import Learned, changed_at, is_for
 from nbspawn._process import traced
-from nbspawn._protocol.preload import Plan, Report
+from nbspawn._protocol.preload import ImportReport, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class PrivateServer:
         """Will ranks run cells, though this process has no IPython?"""
         self.learned = Learned()
         """What ranks will need."""
-        self.report = Report()
+        self.report = ImportReport()
         """What the present server has imported, and what it has not."""
         self.not_while_forking = threading.Lock()
         """Held while a thread is in multiprocessing's own locks, which a forked child would inherit locked."""

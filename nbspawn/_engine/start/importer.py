@@ -14,7 +14,7 @@ from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.guardian import is_alive, started_at, stopped
 from nbspawn._engine.start.multiprocessing_adapter import in_own_group
 from nbspawn._process import traced
-from nbspawn._protocol.preload import Plan, Report
+from nbspawn._protocol.preload import ImportReport, Plan
 
 _CODE = (
     "import sys; sys.path[:1] = []; import os; os.setpgid(0, 0); from nbspawn._server.preload import main; main({}, {})"
@@ -29,7 +29,7 @@ class Server(forkserver.ForkServer):
     """A fork server that the importer has forked. It ends when the kernel has let it go, and the last rank that came
     from it is done with; see start_contexts.py."""
 
-    def __init__(self, report: Report, address: str, alive: int) -> None:
+    def __init__(self, report: ImportReport, address: str, alive: int) -> None:
         super().__init__()
         self.pid, self._since = report.pid, started_at(report.pid)
         self._address = self._forkserver_address = address
@@ -92,9 +92,9 @@ class Importer:
             os.close(life)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def carry_out(self, plan: Plan, longest: float | None = None) -> tuple[Report, Server]:
-        """Wait until it has. Raises OSError or EOFError if it ends meanwhile, or waits for the other end for more than
-        ``longest`` seconds."""
+    def carry_out(self, plan: Plan, longest: float | None = None) -> tuple[ImportReport, Server]:
+        """Have it carry out a plan; returns its report and the new server. Raises OSError or EOFError if it ends
+        meanwhile, or waits for the other end for more than ``longest`` seconds."""
         connection, line, fds = socket.socket(fileno=self._fd), b"", []
         connection.settimeout(longest)
         try:
@@ -107,7 +107,7 @@ class Importer:
                 fds += received
         finally:
             connection.detach()
-        report = Report.of(line)
+        report = ImportReport.of(line)
         if report.failed:
             raise OSError(report.failed)
         if not fds:  # the system drops it

@@ -1,7 +1,7 @@
 """Which modules ranks will need: what they have imported so far, saved for the next kernel of this environment.
 
 They are saved in a small JSON file for each environment, in the user's cache directory. It contains names of modules,
-and nothing in it is ever executed: the fork server ignores names that are not those of installed packages, and imports
+and nothing in it is ever executed: the importer ignores names that are not those of installed packages, and imports
 only modules that were tried in this environment.
 """
 
@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbspawn._protocol.preload import Report
+from nbspawn._protocol.preload import ImportReport
 
 # Imported by torch's DistributedDataParallel, fully_shard, optimizers, DTensor, pipelines and checkpoints at their
 # first use: 2.5 s in each rank, most of it for torch._dynamo, which alone serves most cells.
@@ -74,7 +74,7 @@ class Learned:
             self._used.add(package)
             self.uses[package] = self.uses.get(package, 0) + 1
 
-    def note(self, report: Report) -> None:
+    def note(self, report: ImportReport) -> None:
         """Add what the importer has found out."""
         self.tried.update(report.imported)
         self._doubted.difference_update(report.imported)

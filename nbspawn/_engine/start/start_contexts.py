@@ -28,7 +28,7 @@ _TICK = 0.05  # seconds
 
 
 class _ServerPopen(popen_forkserver.Popen):
-    """multiprocessing's ``Popen``, by the fork server that the process object names."""
+    """multiprocessing's ``Popen``, by nbspawn's own fork server."""
 
     _fds: list[int]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbspawn._protocol.messages import Compared
 from nbspawn._protocol.plain import Buffer
-from nbspawn._protocol.value_digests import Report
+from nbspawn._protocol.value_digests import Entries
 
 _FILE = "<diff>"
 
@@ -41,7 +41,7 @@ def _evaluate(variables: dict[str, Any], expression: str) -> None:
     _value.append(eval(compile(expression, _FILE, "eval"), variables))
 
 
-def _report() -> Report:
+def _report() -> Entries:
     import torch
 
     from nbspawn._rank.compare.flatten import MOST, leaves  # imports torch
@@ -51,7 +51,7 @@ def _report() -> Report:
         for entry, data in itertools.islice(leaves(_value[0]), MOST + 1):
             entries.append(entry)
             _data[entry.path] = data
-    return Report(tuple(entries[:MOST]), len(entries) > MOST)
+    return Entries(tuple(entries[:MOST]), len(entries) > MOST)
 
 
 def _chunks(wanted: Sequence[tuple[str, int]]) -> tuple[Buffer, ...]:

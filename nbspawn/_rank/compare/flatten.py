@@ -21,8 +21,8 @@ import torch
 
 from nbspawn._payload.diagnosis import one_line
 from nbspawn._protocol.value_digests import Entry
+from nbspawn._rank.compare import members
 from nbspawn._rank.compare.digests import Contents, Numbers
-from nbspawn._rank.report import members
 
 MOST = 100_000
 """Entries of one value."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nbspawn._accelerators import kinds
 from nbspawn._accelerators.accelerator import Accelerator
 from nbspawn._process.after_import import after_import
-from nbspawn._rank.program import native
+from nbspawn._rank.program import in_thread
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 
@@ -47,7 +47,7 @@ def _initialise(accelerator: Accelerator, info: RankInfo) -> None:
 
 
 def choose(info: RankInfo) -> torch.device:
-    """Choose this rank's device. No context is made."""
+    """This rank's device. No context is made."""
     return kinds.named(info.launch.accelerator).device(info.rank)
 
 
@@ -58,7 +58,7 @@ def settle() -> None:
     if accelerator is None:
         return
     try:
-        native.ends_within(-1, accelerator.synchronize)
+        in_thread.ends_within(-1, accelerator.synchronize)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(_LATE)

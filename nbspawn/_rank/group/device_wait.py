@@ -15,7 +15,7 @@ from types import FrameType
 from nbspawn._accelerators import kinds
 from nbspawn._process.imports import is_library
 from nbspawn._rank.group import device_groups, flight_recorder
-from nbspawn._rank.program import native
+from nbspawn._rank.program import in_thread
 from nbspawn._rank.program.running_call import running, value_of
 
 _STANDS = 1.0  # seconds in the same call, before the recorder is asked
@@ -79,7 +79,7 @@ class DeviceWait:
 
 def _waits_for_something_else(frame: FrameType) -> bool:
     """Is this known of the call in which the frame is?"""
-    if frame.f_code is native.ends_within.__code__:
+    if frame.f_code is in_thread.ends_within.__code__:
         return False  # device.settle
     file = frame.f_code.co_filename
     if is_library(file) and _TORCH not in file and frame.f_globals.get("torch") is not sys.modules["torch"]:

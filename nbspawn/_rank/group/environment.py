@@ -1,4 +1,5 @@
-"""The rank's environment as torchrun sets it, its threads, and the process group of ``--backend``."""
+"""The rank's environment as torchrun sets it, where ``init_process_group()`` meets, and the process group of
+``--backend``."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from nbspawn._accelerators import kinds
 from nbspawn._process.after_import import after_import
 from nbspawn._rank.group import stores
-from nbspawn._rank.program import native
+from nbspawn._rank.program import in_thread
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 
@@ -29,7 +30,7 @@ _BEFORE_2_7 = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """What torch calls TORCH_FR_BUFFER_SIZE there."""
 
 server_began_with: frozenset[str] = frozenset()
-"""The variables that the fork server had from the kernel; the others of its environment its imports have set."""
+"""The variables that the importer had from the kernel; the others of its environment its imports have set."""
 
 
 def set_environment(info: RankInfo) -> None:
@@ -41,7 +42,8 @@ def set_environment(info: RankInfo) -> None:
     for name in server_began_with - launch.env.keys():
         os.environ.pop(name, None)
     os.environ.update(launch.env, RANK=str(info.ordinal), LOCAL_RANK=str(info.rank), ROLE_RANK=str(info.ordinal))
-    # For recorder.py. Off by default in torch 2.8 and 2.9, 2000 calls in 2.13: to read these takes four times as long.
+    # For flight_recorder.py. Off by default in torch 2.8 and 2.9, 2000 calls in 2.13: to read these takes four times
+    # as long.
     size = os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get(_BEFORE_2_7, "500"))
     after_import("torch", functools.partial(_set_older_name, size))
     # Else NCCL's watchdog aborts the process after an error of the device, while Python is about to raise it.
@@ -63,7 +65,7 @@ def _set_debug_level() -> None:
         distributed.set_debug_level_from_env()
 
 
-def serve_own_rendezvous(info: RankInfo) -> None:
+def meet_at_own_store(info: RankInfo) -> None:
     """Have ``init_process_group()`` meet where the group of ``--backend`` does (stores.py). Each group has a store of
     its own; in that of one that has been destroyed ranks would find old addresses, and wait there for ever.
 
@@ -136,7 +138,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     """Make the group that ``--backend`` asks for, and destroy it when the rank has finished.
 
     gloo's is destroyed by the end of the process. By itself it waits 20 to 40 ms for its threads, and closes nothing
-    that the system does not. A rank does not end before its peers are connected, too (``serve_own_rendezvous`` tells
+    that the system does not. A rank does not end before its peers are connected, too (``meet_at_own_store`` tells
     why): to know that costs nothing at the start, where torch's barrier polls the file each 10 ms.
     """
     launch = info.launch
@@ -151,7 +153,7 @@ def process_group(info: RankInfo, channel: Channel) -> Iterator[None]:
     try:
         with info.interrupts.enabled():
             if dist.is_initialized() and dist.get_backend() != "gloo":
-                native.ends_within(_DESTROYED, dist.destroy_process_group)
+                in_thread.ends_within(_DESTROYED, dist.destroy_process_group)
             with suppress(RuntimeError):  # a kept rank has given up this store: it was not used any more
                 while store.add(_CONNECTED, 0) < launch.world_size:
                     time.sleep(0.001)

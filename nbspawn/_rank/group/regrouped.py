@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from nbspawn._protocol.messages import Regroup
 from nbspawn._rank.group import device_groups, environment, stores
-from nbspawn._rank.program import native
+from nbspawn._rank.program import in_thread
 from nbspawn._rank.program.info import RankInfo
 
 _ABORTED = 10.0  # seconds
@@ -58,7 +58,7 @@ def _end_groups(dist: Any) -> None:
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is None or not device_groups.exist():
         dist.destroy_process_group()
-    elif not native.ends_within(_ABORTED, abort):
+    elif not in_thread.ends_within(_ABORTED, abort):
         raise RuntimeError(f"NCCL does not end the old process group within {_ABORTED:.0f} s")
 
 

@@ -1,1 +1,1 @@
-"""What a rank has of the notebook: its variables, settings, loggers, magics, and changes to libraries."""
+"""What a rank has of the notebook: its variables, and libraries that the notebook has used."""

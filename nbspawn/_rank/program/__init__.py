@@ -1,1 +1,1 @@
-"""What makes a rank a program of its own: its session and streams, its channel, what it imports, its end."""
+"""What makes a rank a program of its own: its session and streams, its channel, its children, its end."""

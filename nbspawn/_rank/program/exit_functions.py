@@ -1,6 +1,6 @@
 """Runs what libraries of the user's own have for the end of a process: C's ``atexit``, destructors of C++.
 
-A rank leaves without exit(3), since that of torch's libraries may hang or crash (ending.py). So it does for the others
+A rank leaves without exit(3), since that of torch's libraries may hang or crash (exiting.py). So it does for the others
 what the loader would do (DT_FINI_ARRAY: https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html#init_fini).
 Installed libraries are left out: what these have to write, their Python code does. Linux only.
 """

@@ -46,7 +46,7 @@ _inherited_hdf5: set[int] = set()
 
 _Handler = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 _of_imports: list[_Handler] = []
-"""Handlers that libraries registered in the fork server, when it imported them, as they would in a new process."""
+"""Handlers that libraries registered in the importer, when it imported them, as they would in a new process."""
 _NOT_KEPT = ("torch", "h5py", "IPython", "logging", "multiprocessing", "weakref", "concurrent", "nbspawn")
 """Packages whose handlers are not kept: those of the first only log, or tidy up their memory; the others are anew."""
 
@@ -73,7 +73,7 @@ def begin() -> None:
 
 @contextmanager
 def keeping_handlers() -> Iterator[None]:
-    """In the fork server, while it imports libraries: keep the handlers that they register."""
+    """In the importer, while it imports libraries: keep the handlers that they register."""
     register: Any = atexit.register
 
     def note(handler: Any, *args: Any, **kwargs: Any) -> Any:

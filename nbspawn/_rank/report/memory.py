@@ -9,9 +9,9 @@ from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._process import reached
+from nbspawn._process.garbage import uncollected
 from nbspawn._process.tensors import Holding
 from nbspawn._protocol import gauges
-from nbspawn._protocol.garbage import uncollected
 from nbspawn._protocol.memory import DeviceMemory, Held, Memory
 from nbspawn._rank.notebook import namespace
 from nbspawn._rank.report import naming

@@ -7,21 +7,12 @@ import os
 import re
 import resource
 from contextlib import suppress
-from typing import NamedTuple
+
+from nbspawn._protocol.settings import ProcessState
 
 NO_DIRECTORY = "the current directory has been deleted, and ranks would begin in it: change to another (%cd ~)"
 
 _LIMITS = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
-
-
-class ProcessState(NamedTuple):
-    """``limits`` are the soft and the hard one of each resource; ``umask`` and ``nice`` None where it is not known,
-    ``processors`` empty."""
-
-    limits: dict[str, tuple[int, int]]
-    umask: int | None
-    nice: int | None
-    processors: tuple[int, ...]
 
 
 def has_directory() -> bool:
