@@ -160,6 +160,19 @@ def test_the_error_names_rank_and_host_and_ends_the_others(nodes: Processes) -> 
     assert re.search(rf"Full logs: {socket.gethostname()}:/\S+, {socket.gethostname()}:/\S+ \(until", str(caught.value))
 
 
+def test_a_rank_that_is_killed_has_its_number_in_the_run(nodes: Processes) -> None:
+    """On its node it has another one."""
+
+    def die(rank: int) -> None:
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(nbspawn.RankExitedError) as caught:
+        call(nodes, die)
+    assert caught.value.summary.startswith(f"rank 3 of 4 ({socket.gethostname()}): process 3 terminated with signal")
+
+
 class Typist:
     """Types these lines at prompts, and remembers what was asked."""
 
