@@ -137,7 +137,7 @@ class Agents:
 
 _all: list[Agents] = []
 """Those that run something, and those that wait for the next run."""
-_lock = threading.RLock()  # of the list: idle agents are released by a timer
+_lock = threading.RLock()  # of the list, and of who is in use: idle agents are released by a timer
 descriptors.after_fork_in_child(_all.clear)
 
 
@@ -145,17 +145,30 @@ def connected(starter: Starter, waiting: Callable[[str], object] = bool) -> Agen
     """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
     are released, whose resources these may need."""
     with _lock:
+        _release_others(starter)
+        if idle := next((found for found in _all if not found.in_use), None):
+            idle.begin()
+            return idle
+
+    def waiting_for(what: str) -> None:
+        _release_others(starter)  # what has become idle meanwhile may be what is waited for
+        waiting(what)
+
+    made = Agents(starter, waiting_for)  # without the lock: whoever ends a run, or releases nodes, needs it
+    with _lock:
+        _all.append(made)
+        made.begin()
+    return made
+
+
+def _release_others(starter: Starter) -> None:
+    """Release agents that run nothing, and are dead or on other nodes than ``starter`` wants."""
+    with _lock:
         for found in list(_all):
             if not found.in_use:
                 found.look_after()
-            if found.starter != starter or not found.alive:
-                release(found)
-        idle = [found for found in _all if not found.in_use]
-        if not idle:
-            idle = [Agents(starter, waiting)]
-            _all.append(idle[0])
-        idle[0].begin()
-        return idle[0]
+                if found.starter != starter or not found.alive:
+                    release(found)
 
 
 def release(agents: Agents | None = None) -> int:

@@ -6,7 +6,9 @@ what it answers, has the numbers of that engine.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -54,6 +56,8 @@ class HostRanks:
         self._grouped = options.backend is not None
         self._logs_stay = options.log_dir is not None
         self._stopping = False
+        self._abandon_at = math.inf
+        """When values that are still on their way are waited for no longer (CLOCK_MONOTONIC seconds)."""
         self._closed = False
         self._copies: RunFiles | None = None
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
@@ -114,7 +118,7 @@ class HostRanks:
 
     @property
     def all_exited(self) -> bool:
-        return all(node.status.all_exited and not node.link.waits_for_bulk for node in self._nodes)
+        return all(node.status.all_exited and not node.link.awaited for node in self._nodes)
 
     @property
     def finished(self) -> bool:
@@ -122,7 +126,7 @@ class HostRanks:
         return all(
             node.status.all_exited or (node.status.finished and node.status.command_number == number)
             for node in self._nodes
-        ) and not any(node.link.waits_for_bulk for node in self._nodes)
+        ) and not any(node.link.awaited for node in self._nodes)
 
     @property
     def stopping(self) -> bool:
@@ -184,7 +188,7 @@ class HostRanks:
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()
-        self._stopping = False
+        self._stopping, self._abandon_at = False, math.inf
         payload = self._command.payload
         fds = shared_memory.opened(payload.paths) if isinstance(payload, Shared) else ()
         try:
@@ -218,6 +222,7 @@ class HostRanks:
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         self._stopping = True
+        self._abandon_at = math.inf if kill is None else time.monotonic() + kill
         self._nodes.tell("stop_at", interrupt, term, kill)
 
     def break_into(self, rank: int) -> None:
@@ -245,7 +250,12 @@ class HostRanks:
     # ------------------------------------------------------------ watching
 
     def poll(self, timeout: float) -> list[Event]:
-        return [] if self._closed else self._nodes.poll(timeout)
+        if self._closed:
+            return []
+        if time.monotonic() >= self._abandon_at:
+            self._abandon_at = math.inf
+            self._nodes.abandon("were on their way when the run was stopped")
+        return self._nodes.poll(min(timeout, max(0.0, self._abandon_at - time.monotonic())))
 
     def wake(self) -> None:
         self._nodes.wake()

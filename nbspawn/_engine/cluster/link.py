@@ -37,7 +37,11 @@ class Link:
         self._outgoing: deque[_Outgoing] = deque()
         self._transfers = 0
         self._incoming = _Incoming()
-        self._waiting: dict[int, WithBuffers] = {}
+        self._announced: dict[int, tuple[WithBuffers, Any]] = {}
+        """Messages whose buffers have not arrived, by the number of the transfer; and each without them."""
+        self._abandoned: set[int] = set()
+        self.undelivered: frozenset[int] = frozenset()
+        """The ranks whose values were on their way when the connection ended."""
         self._selector: selectors.BaseSelector | None = None
         for end in (control, bulk, life):
             end.setblocking(False)
@@ -54,9 +58,9 @@ class Link:
         return self.hello.address if self.hello is not None else ""
 
     @property
-    def waits_for_bulk(self) -> bool:
-        """Has a message been announced whose buffers have not arrived?"""
-        return bool(self._waiting)
+    def awaited(self) -> frozenset[int]:
+        """The ranks of which a message has been announced whose buffers have not arrived."""
+        return frozenset(event.rank for _, event in self._announced.values() if not isinstance(event, Exception))
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Report to this selector from now on, whose keys' data are called."""
@@ -72,6 +76,7 @@ class Link:
             for end in (self._control, self._bulk, self._life):
                 self._selector.unregister(end)
         self._selector, self.deliver = None, lambda link, message: None
+        self.abandon("")  # the next run must not get it
 
     # ------------------------------------------------------------ to the agent
 
@@ -136,7 +141,8 @@ class Link:
     def _received(self, body: bytes) -> None:
         message = _read(FromAgent, body)
         if isinstance(message, WithBuffers):
-            self._waiting[message.transfer.number] = message
+            empty = [memoryview(b"")] * len(message.transfer.sizes)
+            self._announced[message.transfer.number] = message, _read(Event, message.body, empty)
             if (fd := self._incoming.complete.pop(message.transfer.number, None)) is not None:
                 self._arrived(message.transfer.number, fd)
         elif isinstance(message, ClockAsked):
@@ -147,15 +153,28 @@ class Link:
             self.deliver(self, message)
 
     def _arrived(self, number: int, fd: int) -> None:
-        message = self._waiting.pop(number, None)
-        if message is None:  # bulk was faster than control
+        if number in self._abandoned:
+            self._abandoned.remove(number)
+            os.close(fd)
+            return
+        if number not in self._announced:  # bulk was faster than control
             self._incoming.complete[number] = fd
             return
+        message, _ = self._announced.pop(number)
         try:
             buffers = shared_memory.read([fd], message.transfer.sizes)
         finally:
             os.close(fd)
         self.deliver(self, _read(Event, message.body, buffers))
+
+    def abandon(self, why: str) -> None:
+        """Deliver what has been announced without the values, which are lost, and ``why``; their bytes still come, and
+        are dropped."""
+        announced, self._announced = self._announced, {}
+        self._abandoned |= announced.keys()
+        for message, event in announced.values():
+            size = f"{sum(message.transfer.sizes) / 1e6:,.0f} MB"
+            self.deliver(self, event if isinstance(event, Exception) else event.lost(f"its {size} {why}"))
 
     def lose(self, why: Exception | str) -> None:
         """The node is lost, for this reason."""
@@ -168,6 +187,8 @@ class Link:
         if self.lost:
             return
         self.lost = why
+        self.undelivered = self.awaited
+        self._announced.clear()
         for end in (self._control, self._bulk, self._life):
             if self._selector is not None:
                 self._selector.unregister(end)

@@ -10,7 +10,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbspawn._engine.cluster.agents import Agents
@@ -42,6 +42,8 @@ class Node:
     status: Status
     begun: Begun | None = None
     refused: Refused | None = None
+    held: dict[int, Exited] = field(default_factory=dict)
+    """The ends of ranks whose values are on their way: these come first."""
 
     @property
     def has_answered(self) -> bool:
@@ -113,6 +115,12 @@ class Nodes:
             events, self._events = self._events, []
         return events
 
+    def abandon(self, why: str) -> None:
+        """Wait no longer for values that are on their way."""
+        with self._lock:
+            for node in self._nodes:
+                node.link.abandon(why)
+
     def wake(self) -> None:
         """Have a waiting ``poll`` return."""
         self._waker.wake()
@@ -153,10 +161,15 @@ class Nodes:
             node.refused = message
         else:  # an event that came with large buffers
             self._add(node, message)
+            if (ended := node.held.pop(message.rank, None)) is not None:
+                self._add(node, ended)
 
     def _add(self, node: Node, event: Event) -> None:
         if event.rank not in node.ranks:
             event = Dropped(node.first, f"it is of rank {event.rank}, which is not on {node.link.host}")
+        elif isinstance(event, Exited) and event.rank in node.link.awaited:
+            node.held[event.rank] = event
+            return
         self._events.append(event)
         if isinstance(event, Exited):
             self.ended.add(event.rank)
@@ -169,7 +182,7 @@ class Nodes:
         pids = node.begun.pids if node.begun else [0] * node.count
         of_node = Failure(0, now, code=-9, node=node.link.node, host=node.link.host, node_lost=node.link.lost)
         for rank, pid, path in zip(node.ranks, pids, node.log_paths, strict=True):
-            if rank not in self.ended and not node.status.all_exited:
+            if rank in node.link.undelivered or (rank not in self.ended and not node.status.all_exited):
                 self._add(node, Exited(rank, now, None))
                 self.lost.append(replace(of_node, rank=rank, pid=pid, log_path=path))
         node.status = replace(node.status, all_exited=True, finished=True, all_alive=False)

@@ -30,6 +30,7 @@ class RayNodes:
         self._group: Any = None
         self._actors: list[Any] = []
         self._held: list[Any] = []
+        self._job = ""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RayNodes):
@@ -55,6 +56,7 @@ class RayNodes:
         connect(self._where)
         from ray.util.placement_group import placement_group
 
+        self._job = _job()
         self._check_that_it_can_fit()
         self._group = placement_group([self._share] * self.nodes, strategy="STRICT_SPREAD")
         try:
@@ -94,7 +96,7 @@ class RayNodes:
     def failures(self) -> dict[int, str]:
         import ray
 
-        if not ray.is_initialized():
+        if _job() != self._job:  # ray.shutdown(), and maybe ray.init() again: Ray does not know these references
             return dict.fromkeys(range(self.nodes), "the connection to the Ray cluster was closed")
         done, _ = ray.wait(self._held, num_returns=len(self._held), timeout=0)
         return {self._held.index(one): _why(one) for one in done}
@@ -103,7 +105,7 @@ class RayNodes:
         import ray
 
         actors, self._actors, self._held = self._actors, [], []
-        if not ray.is_initialized():
+        if _job() != self._job:
             return
         for actor in actors:
             ray.kill(actor)
@@ -165,6 +167,13 @@ def connect(where: str) -> None:
         raise StartError(
             f"no Ray cluster can be used: {first} Start one (ray start --head), or name it: --on ray:HOST:PORT"
         ) from None
+
+
+def _job() -> str:
+    """What this connection to a cluster is to Ray; '' if there is none."""
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""
 
 
 def _why(ended: Any) -> str:
