@@ -8,14 +8,15 @@ import pickle
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from nbspawn._agent.clock import Clock
 from nbspawn._protocol import connection, shared_memory
-from nbspawn._protocol.agents import Begin, ClockTold, FromAgent, RunNext, Transfer, WithBuffers
+from nbspawn._protocol.agents import Begin, ClockTold, FromAgent, RunNext, Transfer, Unwanted, WithBuffers
 from nbspawn._protocol.messages import Event, Inspected, Returned
+from nbspawn._protocol.transfers import Incoming, Outgoing
 from nbspawn._protocol.wire import pickled
 
 _LARGE = 256 * 1024  # bytes: a larger buffer does not go over control
@@ -30,16 +31,25 @@ class Received:
         self.sizes = transfer.sizes
         self.total = sum(shared_memory.places(transfer.sizes)[-1])
         self.fds = shared_memory.empty_files(self.total)
-        self.arrived = threading.Event()
+        self._over = threading.Event()
+        self._complete = False
 
     def fill(self, cancelled: Callable[[], object] = lambda: False) -> None:
-        """Wait until it is there; the connection's thread writes it."""
-        while not self.arrived.wait(0.05) and not cancelled():
+        """Wait until it is there; the connection's thread writes it. Raises OSError if it does not come."""
+        while not self._over.wait(0.05) and not cancelled():
             pass
+        if not (self._complete or cancelled()):
+            raise OSError("the kernel has not sent all of what they need")
+
+    def end(self, complete: bool) -> None:
+        """No more comes: ranks that wait go on, or fail to read what is not there."""
+        self._complete = complete
+        shared_memory.unlock(self.fds)
+        self._over.set()
 
     def close(self) -> None:
         """Close the files, once the connection's thread writes to them no more."""
-        self.arrived.wait()
+        self._over.wait()
         shared_memory.close(self.fds)
         self.fds = ()
 
@@ -55,6 +65,8 @@ class Connections:
         self._large: queue.SimpleQueue[tuple[Transfer, list[memoryview]]] = queue.SimpleQueue()
         self._expected: dict[int, Received] = {}
         self._bulk_lost = threading.Event()
+        self._writing: Outgoing | None = None
+        self._unwanted = 0
         self._changed = threading.Condition()  # of what is expected
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()  # over control
@@ -118,13 +130,16 @@ class Connections:
                     self.clock.learn(message)
                     self.ask_for_the_time()
                     continue
+                if isinstance(message, Unwanted):
+                    self._forget(message.number)
+                    continue
                 if isinstance(message, (Begin, RunNext)) and message.transfer is not None:
                     received = Received(message.transfer)
                     with self._changed:
                         self._expected[message.transfer.number] = received
                         self._changed.notify_all()
                     if self._bulk_lost.is_set():
-                        received.arrived.set()
+                        received.end(complete=False)
                 self._put(message, received)
         except (OSError, EOFError) as lost:
             self._put(lost)
@@ -135,38 +150,42 @@ class Connections:
         self.wake()
 
     def _read_bulk(self) -> None:
+        incoming = Incoming(self._files_for)
         try:
             while True:
-                head = connection.receive_exactly(self._bulk, connection.TRANSFER.size)
-                number, total = connection.TRANSFER.unpack(head)
-                with self._changed:
-                    self._changed.wait_for(partial(self._expected.__contains__, number))
-                shared_memory.fill_from(self._expected[number].fds, total, self._some_bytes)
-                self._expected.pop(number).arrived.set()
+                if (ended := incoming.receive(self._bulk)) is not None:
+                    number, complete = ended
+                    self._expected.pop(number).end(complete)
         except (OSError, EOFError) as lost:
             self._bulk_lost.set()
             for received in list(self._expected.values()):  # nobody must wait for the rest
-                received.arrived.set()
+                received.end(complete=False)
             self._put(lost)
 
-    def _some_bytes(self, most: int) -> bytes:
-        data = self._bulk.recv(most)
-        if not data:
-            raise EOFError("the kernel has closed the connection")
-        return data
+    def _files_for(self, number: int, total: int) -> Sequence[int]:
+        with self._changed:
+            self._changed.wait_for(partial(self._expected.__contains__, number))
+        return self._expected[number].fds
 
     def _write_bulk(self) -> None:
         try:
             while True:
                 transfer, buffers = self._large.get()
+                if transfer.number <= self._unwanted:
+                    continue
                 fd = shared_memory.write(buffers)
                 try:
-                    total = os.fstat(fd).st_size
-                    self._bulk.sendall(connection.TRANSFER.pack(transfer.number, total))
-                    sent = 0
-                    while sent < total:
-                        sent += os.sendfile(self._bulk.fileno(), fd, sent, total - sent)
+                    self._writing = Outgoing(transfer.number, [fd], os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
+                if transfer.number <= self._unwanted:  # meanwhile
+                    self._writing.cut_off()
+                self._writing.send(self._bulk)
         except OSError as lost:
             self._put(lost)
+
+    def _forget(self, number: int) -> None:
+        """Send no more of the transfers up to this one."""
+        self._unwanted = number
+        if (writing := self._writing) is not None and writing.number <= number:
+            writing.cut_off()

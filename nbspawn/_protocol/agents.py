@@ -3,8 +3,8 @@
 An agent runs the ranks of its node by the local engine, which numbers them from 0; what it reports has the run's
 numbers, and moments on the kernel's clock (_agent/translation.py). Three TCP connections lead from each agent to the
 kernel (connection.py). Over *control* goes one message of this file a frame: pickled to the agent, and as plain data to
-the kernel (plain.py), where no code of another machine is run. Over *bulk* go the bytes of large
-buffers, in transfers that control announces: neither waits for the other. Over *life* goes nothing: it ends with either
+the kernel (plain.py), where no code of another machine is run. Over *bulk* go the bytes of large buffers, in transfers
+that control announces (transfers.py): neither waits for the other. Over *life* goes nothing: it ends with either
 machine, or with the link between them.
 """
 
@@ -72,6 +72,13 @@ class ClockTold:
 
     asked: float
     kernel: float
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    """Nobody waits for the transfers up to this ``number`` any more."""
+
+    number: int
 
 
 LOG_PART = 1 << 20

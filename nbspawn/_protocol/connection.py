@@ -23,8 +23,6 @@ _SAID = _PROVEN + TOKEN_BYTES
 _PARTS = slice(0, _WHO.size), slice(_WHO.size, _PROVEN), slice(_PROVEN, _SAID)
 """What an agent says first: where it comes from, its proof, and its own challenge."""
 _LENGTH = struct.Struct("!Q")
-TRANSFER = struct.Struct("!QQ")
-"""Before the bytes of a transfer: its number, and how many bytes they are."""
 
 
 def connect(address: tuple[str, int], token: bytes, purpose: bytes, node: int) -> socket.socket:

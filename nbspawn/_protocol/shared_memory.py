@@ -23,7 +23,6 @@ _STRIPE = 1 << 26  # bytes: smaller data are written by one thread
 _MOST = 8  # stripes: more do not help, the memory's bandwidth is used up
 _MAP_FIXED = 0x10  # on Linux and macOS
 _PIECE = 1 << 24  # bytes per write; of a device's memory, so much at a time is on the host
-_CHUNK = 1 << 20  # bytes per read of what comes from elsewhere
 
 
 class DeviceBuffer(bytearray):
@@ -122,13 +121,9 @@ def read(fds: Sequence[int], sizes: Iterable[int]) -> list[memoryview]:
     return [whole[start : start + size] for start, size in where]
 
 
-def fill_from(fds: Sequence[int], size: int, read: Callable[[int], bytes]) -> None:
-    """Fill files for ``size`` bytes in total with what ``read`` gives: it is asked for so many bytes at most, and gives
-    some. Raises what it raises, and OSError."""
-    for fd, part in contents(fds, size):
-        position = 0
-        while position < part:
-            position += os.pwrite(fd, read(min(_CHUNK, part - position)), position)
+def unlock(fds: Iterable[int]) -> None:
+    """Let other processes read what ``empty_files`` has locked."""
+    for fd in fds:
         fcntl.lockf(fd, fcntl.LOCK_UN)
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +25,12 @@ import rank_functions as ranks
 import torch
 from leftovers import alive, gone, marked_pids, until
 from methods import PATIENCE, SUPPORT
-from nodes import Processes
+from nodes import Kept, Processes, call
 from packaging.version import Version
 
 import nbspawn
 from nbspawn._engine.cluster import agents
 from nbspawn._engine.cluster.door import Door
-from nbspawn._engine.cluster.hosts import HostRanks
 from nbspawn._engine.cluster.link import Link
 from nbspawn._engine.jobs import CellJob, FunctionJob
 from nbspawn._engine.kernel.directories import run_directories
@@ -57,35 +55,6 @@ def nodes(workplace: str) -> Iterator[Processes]:
     call(starter, places)  # with the first run come fork servers and guardians, which stay
     yield starter
     agents.release()
-
-
-def call(nodes: Processes, fn: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:
-    return list(Pool(LaunchOptions(nprocs=nprocs, on=nodes, **options)).run(FunctionJob(fn, args)))
-
-
-class Kept:
-    """Ranks that stay, on these nodes."""
-
-    def __init__(self, nodes: Processes, nprocs: int = 4, **options: Any) -> None:
-        self.pool = Pool(
-            LaunchOptions(nprocs=nprocs, on=nodes, keep=True, **options), CommandOptions(view=StreamView())
-        )
-
-    def __enter__(self) -> Kept:
-        self.pool.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pool.close()
-
-    def execute(self, code: str, only: list[int] | None = None, **variables: Any) -> list[Any]:
-        command = RunCell(textwrap.dedent(code), f"<test {next(self.pool.numbers)}>")
-        return list(self.pool.run(CellJob(command, variables, frozenset(variables)), None, only))
-
-    @property
-    def engine(self) -> HostRanks:
-        found: Any = self.pool._started().engine
-        return found
 
 
 def places(rank: int) -> tuple[int, ...]:
@@ -405,7 +374,7 @@ def test_all_ends_with_the_kernel(tmp_path: Path) -> None:
         f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
-from nodes import Processes
+from nodes import Kept, Processes, call
 import rank_functions as ranks
 
 from nbspawn._engine.jobs import FunctionJob

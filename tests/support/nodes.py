@@ -1,4 +1,4 @@
-"""Starts agents as processes of this machine, each a node of its own: what a cluster does elsewhere."""
+"""Agents that are processes of this machine, each a node of its own, and ranks on them, as on a cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
+from typing import Any
+
+from nbspawn._engine.cluster.hosts import HostRanks
+from nbspawn._engine.jobs import CellJob, FunctionJob
+from nbspawn._engine.options import LaunchOptions
+from nbspawn._protocol.messages import RunCell
+from nbspawn._session.options import CommandOptions
+from nbspawn._session.pool import Pool
+from nbspawn._session.views import StreamView
 
 
 class Processes:
@@ -60,3 +70,33 @@ class Processes:
             shutil.rmtree(folder)
         self.agents.clear()
         self.folders.clear()
+
+
+def call(nodes: Processes, fn: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:
+    """What ``fn(rank, *args)`` returns in ranks there."""
+    return list(Pool(LaunchOptions(nprocs=nprocs, on=nodes, **options)).run(FunctionJob(fn, args)))
+
+
+class Kept:
+    """Ranks that stay, on these nodes."""
+
+    def __init__(self, nodes: Processes, nprocs: int = 4, **options: Any) -> None:
+        self.pool = Pool(
+            LaunchOptions(nprocs=nprocs, on=nodes, keep=True, **options), CommandOptions(view=StreamView())
+        )
+
+    def __enter__(self) -> Kept:
+        self.pool.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.close()
+
+    def execute(self, code: str, only: list[int] | None = None, **variables: Any) -> list[Any]:
+        command = RunCell(textwrap.dedent(code), f"<test {next(self.pool.numbers)}>")
+        return list(self.pool.run(CellJob(command, variables, frozenset(variables)), None, only))
+
+    @property
+    def engine(self) -> HostRanks:
+        found: Any = self.pool._started().engine
+        return found

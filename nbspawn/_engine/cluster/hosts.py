@@ -6,9 +6,7 @@ what it answers, has the numbers of that engine.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -56,8 +54,6 @@ class HostRanks:
         self._grouped = options.backend is not None
         self._logs_stay = options.log_dir is not None
         self._stopping = False
-        self._abandon_at = math.inf
-        """When values that are still on their way are waited for no longer (CLOCK_MONOTONIC seconds)."""
         self._closed = False
         self._copies: RunFiles | None = None
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
@@ -122,11 +118,16 @@ class HostRanks:
 
     @property
     def finished(self) -> bool:
+        return self._settled and not any(node.link.awaited for node in self._nodes)
+
+    @property
+    def _settled(self) -> bool:
+        """Have all ranks finished the last command, or ended? Their values may be on their way."""
         number = self._command.command_number
         return all(
             node.status.all_exited or (node.status.finished and node.status.command_number == number)
             for node in self._nodes
-        ) and not any(node.link.awaited for node in self._nodes)
+        )
 
     @property
     def stopping(self) -> bool:
@@ -188,7 +189,7 @@ class HostRanks:
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()
-        self._stopping, self._abandon_at = False, math.inf
+        self._stopping = False
         payload = self._command.payload
         fds = shared_memory.opened(payload.paths) if isinstance(payload, Shared) else ()
         try:
@@ -222,7 +223,6 @@ class HostRanks:
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         self._stopping = True
-        self._abandon_at = math.inf if kill is None else time.monotonic() + kill
         self._nodes.tell("stop_at", interrupt, term, kill)
 
     def break_into(self, rank: int) -> None:
@@ -252,10 +252,9 @@ class HostRanks:
     def poll(self, timeout: float) -> list[Event]:
         if self._closed:
             return []
-        if time.monotonic() >= self._abandon_at:
-            self._abandon_at = math.inf
+        if self._stopping and self._settled:  # it is over but for what nobody waits for
             self._nodes.abandon("were on their way when the run was stopped")
-        return self._nodes.poll(min(timeout, max(0.0, self._abandon_at - time.monotonic())))
+        return self._nodes.poll(timeout)
 
     def wake(self) -> None:
         self._nodes.wake()
@@ -268,6 +267,7 @@ class HostRanks:
     def dispose(self, keep_logs: bool = False) -> None:
         if self._closed:
             return
+        self._nodes.abandon("were on their way when the run ended")
         disposed = self._nodes.ask("dispose", keep_logs)
         self._closed = True
         for node, ended in zip(self._nodes, disposed, strict=True):

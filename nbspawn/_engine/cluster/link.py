@@ -14,9 +14,10 @@ from typing import Any
 
 from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import connection, shared_memory
-from nbspawn._protocol.agents import ClockAsked, ClockTold, FromAgent, Hello, Transfer, WithBuffers
+from nbspawn._protocol.agents import ClockAsked, ClockTold, FromAgent, Hello, Transfer, Unwanted, WithBuffers
 from nbspawn._protocol.messages import Event
 from nbspawn._protocol.plain import NotPlainError, loaded
+from nbspawn._protocol.transfers import Incoming, Outgoing
 
 _CHUNK = 1 << 20
 
@@ -34,12 +35,16 @@ class Link:
         self._control, self._bulk, self._life = control, bulk, life
         self._frames = connection.Frames()
         self._unsent = bytearray()
-        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing: deque[Outgoing] = deque()
         self._transfers = 0
-        self._incoming = _Incoming()
+        self._incoming = Incoming(self._new_file)
+        self._files: dict[int, int] = {}
+        """Those that transfers fill, by their numbers."""
+        self._complete: set[int] = set()
         self._announced: dict[int, tuple[WithBuffers, Any]] = {}
         """Messages whose buffers have not arrived, by the number of the transfer; and each without them."""
-        self._abandoned: set[int] = set()
+        self._unwanted = 0
+        """Transfers up to this one are dropped."""
         self.undelivered: frozenset[int] = frozenset()
         """The ranks whose values were on their way when the connection ended."""
         self._selector: selectors.BaseSelector | None = None
@@ -62,6 +67,11 @@ class Link:
         """The ranks of which a message has been announced whose buffers have not arrived."""
         return frozenset(event.rank for _, event in self._announced.values() if not isinstance(event, Exception))
 
+    @property
+    def left_to_send(self) -> int:
+        """How many bytes of transfers are on their way to the agent."""
+        return sum(each.bytes_left for each in self._outgoing)
+
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Report to this selector from now on, whose keys' data are called."""
         self._selector = selector
@@ -71,12 +81,13 @@ class Link:
             selector.register(self._life, selectors.EVENT_READ, self.check)
 
     def unwatch(self) -> None:
-        """Report to no selector; what comes meanwhile waits."""
+        """Report to no selector; what comes meanwhile waits, except for transfers that have begun."""
+        self.deliver = lambda link, message: None
+        self.abandon("")
         if self._selector is not None and not self.lost:
             for end in (self._control, self._bulk, self._life):
                 self._selector.unregister(end)
-        self._selector, self.deliver = None, lambda link, message: None
-        self.abandon("")  # the next run must not get it
+        self._selector = None
 
     # ------------------------------------------------------------ to the agent
 
@@ -90,7 +101,7 @@ class Link:
         """Queue the contents of these files, which may then be closed; returns what to announce."""
         self._transfers += 1
         if not self.lost:
-            self._outgoing.append(_Outgoing(self._transfers, fds, sum(shared_memory.places(sizes)[-1])))
+            self._outgoing.append(Outgoing(self._transfers, fds, sum(shared_memory.places(sizes)[-1])))
             self._bulk_is_ready(reads=False)
         return Transfer(self._transfers, tuple(sizes))
 
@@ -120,8 +131,8 @@ class Link:
             self._want(self._bulk, bool(self._outgoing), self._bulk_is_ready)
             with suppress(BlockingIOError):
                 while reads and not self.lost:
-                    if (arrived := self._incoming.receive(self._bulk)) is not None:
-                        self._arrived(*arrived)
+                    if (ended := self._incoming.receive(self._bulk)) is not None:
+                        self._arrived(*ended)
         except (OSError, EOFError) as error:
             self.lose(error)
 
@@ -143,8 +154,8 @@ class Link:
         if isinstance(message, WithBuffers):
             empty = [memoryview(b"")] * len(message.transfer.sizes)
             self._announced[message.transfer.number] = message, _read(Event, message.body, empty)
-            if (fd := self._incoming.complete.pop(message.transfer.number, None)) is not None:
-                self._arrived(message.transfer.number, fd)
+            if message.transfer.number in self._complete:  # bulk was faster than control
+                self._arrived(message.transfer.number, complete=True)
         elif isinstance(message, ClockAsked):
             self.send(ClockTold(message.time, time.monotonic()))
         elif isinstance(message, Hello):
@@ -152,27 +163,35 @@ class Link:
         else:
             self.deliver(self, message)
 
-    def _arrived(self, number: int, fd: int) -> None:
-        if number in self._abandoned:
-            self._abandoned.remove(number)
-            os.close(fd)
+    def _new_file(self, number: int, total: int) -> Sequence[int]:
+        self._files[number] = shared_memory.anonymous_file()
+        return [self._files[number]]
+
+    def _arrived(self, number: int, complete: bool) -> None:
+        if complete and number > self._unwanted and number not in self._announced:
+            self._complete.add(number)
             return
-        if number not in self._announced:  # bulk was faster than control
-            self._incoming.complete[number] = fd
-            return
-        message, _ = self._announced.pop(number)
+        self._complete.discard(number)
+        announced, fd = self._announced.pop(number, None), self._files.pop(number)
         try:
+            if announced is None:
+                return
+            message, _ = announced
             buffers = shared_memory.read([fd], message.transfer.sizes)
         finally:
             os.close(fd)
         self.deliver(self, _read(Event, message.body, buffers))
 
     def abandon(self, why: str) -> None:
-        """Deliver what has been announced without the values, which are lost, and ``why``; their bytes still come, and
-        are dropped."""
-        announced, self._announced = self._announced, {}
-        self._abandoned |= announced.keys()
-        for message, event in announced.values():
+        """Wait for no transfer any more, in either direction: values that were announced are delivered as lost, and
+        ``why``."""
+        for outgoing in self._outgoing:
+            outgoing.cut_off()
+        if self._announced:
+            self._unwanted = max(self._announced)
+            self.send(Unwanted(self._unwanted))
+        while self._announced:
+            message, event = self._announced.pop(min(self._announced))
             size = f"{sum(message.transfer.sizes) / 1e6:,.0f} MB"
             self.deliver(self, event if isinstance(event, Exception) else event.lost(f"its {size} {why}"))
 
@@ -195,7 +214,8 @@ class Link:
             descriptors.close(end.detach())
         while self._outgoing:
             self._outgoing.popleft().close()
-        self._incoming.close()
+        shared_memory.close(self._files.values())
+        self._files.clear()
 
 
 def _read(declared: Any, body: bytes, buffers: Sequence[memoryview] = ()) -> Any:
@@ -203,68 +223,3 @@ def _read(declared: Any, body: bytes, buffers: Sequence[memoryview] = ()) -> Any
         return loaded(declared, body, buffers)
     except NotPlainError as error:
         return error
-
-
-class _Outgoing:
-    """A transfer on its way to the agent."""
-
-    def __init__(self, number: int, fds: Sequence[int], total: int) -> None:
-        self._files = deque((os.dup(fd), part) for fd, part in shared_memory.contents(fds, total))
-        self._head = connection.TRANSFER.pack(number, total)
-        self._sent = 0
-
-    def send(self, bulk: socket.socket) -> None:
-        """Send the rest. Raises BlockingIOError when the agent cannot take more."""
-        while self._head:
-            self._head = self._head[bulk.send(self._head) :]
-        while self._files:
-            fd, part = self._files[0]
-            while self._sent < part:
-                self._sent += os.sendfile(bulk.fileno(), fd, self._sent, part - self._sent)
-            os.close(fd)
-            self._files.popleft()
-            self._sent = 0
-
-    def close(self) -> None:
-        shared_memory.close(fd for fd, _ in self._files)
-
-
-class _Incoming:
-    """Transfers on their way from the agent, one after the other; ``complete`` are those not announced yet."""
-
-    def __init__(self) -> None:
-        self.complete: dict[int, int] = {}
-        self._head = bytearray()
-        self._fd = -1
-        self._number = self._left = 0
-
-    def receive(self, bulk: socket.socket) -> tuple[int, int] | None:
-        """Take what is there; returns the number and the file of a transfer that is complete. Raises BlockingIOError
-        when nothing is there, EOFError at the end."""
-        if self._fd < 0:
-            data = bulk.recv(connection.TRANSFER.size - len(self._head))
-            if not data:
-                raise EOFError("its agent has ended")
-            self._head += data
-            if len(self._head) < connection.TRANSFER.size:
-                return None
-            self._number, self._left = connection.TRANSFER.unpack(self._head)
-            self._head.clear()
-            self._fd = shared_memory.anonymous_file()
-            return None
-        data = bulk.recv(min(_CHUNK, self._left))
-        if not data:
-            raise EOFError("its agent has ended")
-        os.write(self._fd, data)
-        self._left -= len(data)
-        if self._left:
-            return None
-        fd, self._fd = self._fd, -1
-        return self._number, fd
-
-    def close(self) -> None:
-        shared_memory.close(self.complete.values())
-        self.complete.clear()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

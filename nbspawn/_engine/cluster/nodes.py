@@ -126,9 +126,15 @@ class Nodes:
         self._waker.wake()
 
     def wait(self, there: Callable[[], object], seconds: float) -> None:
-        """Receive until that is so; events are kept for the next poll."""
-        end = time.monotonic() + seconds
-        while not there() and time.monotonic() < end:
+        """Receive until that is so, or for so long after the last bytes of what is sent to the nodes have left; events
+        are kept for the next poll."""
+        left, end = 0, 0.0
+        while not there():
+            before, left = left, sum(node.link.left_to_send for node in self._nodes)
+            if left != before or not end:
+                end = time.monotonic() + seconds
+            if time.monotonic() > end:
+                return
             self._take(_TICK)
 
     def _take(self, timeout: float) -> bool:
@@ -161,8 +167,8 @@ class Nodes:
             node.refused = message
         else:  # an event that came with large buffers
             self._add(node, message)
-            if (ended := node.held.pop(message.rank, None)) is not None:
-                self._add(node, ended)
+            for rank in node.held.keys() - node.link.awaited:
+                self._add(node, node.held.pop(rank))
 
     def _add(self, node: Node, event: Event) -> None:
         if event.rank not in node.ranks:
