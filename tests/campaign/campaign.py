@@ -2,6 +2,7 @@
 
     python tests/campaign/campaign.py --steps 1000             # says its seed
     python tests/campaign/campaign.py --seed 7 --only 412      # one step of that campaign again
+    python tests/campaign/campaign.py --agents                 # ranks on two agents (support/nodes.py)
 
 Each step is made from the seed and its number alone: a kind of cell, a start method, one-shot, kept or background
 ranks, a fault and its moment. The moment is a time, so that a failure may need some tries to come again.
@@ -9,7 +10,8 @@ ranks, a fault and its moment. The moment is a time, so that a failure may need 
 What is checked after each step:
 
 - no value and no line of another command is shown;
-- the log has every line that a rank has printed, in order, and the notebook shows nothing else;
+- the log has every line that a rank has printed, in order, and the notebook shows nothing else (with agents: has them
+  in order, and all of a cell that ends well);
 - Stop ends the cell within the grace period and 3 s;
 - no rank, and no child of one, is left, and the kernel holds no more descriptors and threads than before;
 - the next cell works, without a kernel restart.
@@ -46,7 +48,14 @@ os.environ.setdefault("NBSPAWN_PRELOAD_MB", "0")
 import psutil
 from debugged import Debugged
 from kernels import IMPORTER, Cell, ExecutedKernel, Kernel, Reply, lives
+from methods import SUPPORT
 
+_KIND = f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from nbspawn._engine import clusters
+clusters.KINDS["agents"] = clusters.Cluster("agents", "agents of this machine", "nodes")
+"""
 GRACE = 0.5  # seconds, of every cell here
 _STOPPED_WITHIN = GRACE + 3.0  # seconds after the last press of Stop
 _PATIENCE = 2.5  # seconds, after which a user presses Stop: most cells take less
@@ -119,6 +128,7 @@ FAULTS = (
     "full disk",
     "read-only disk",
 )
+FAULTS_OF_AGENTS = tuple(fault for fault in FAULTS if "disk" not in fault) + ("kill an agent", "freeze an agent") * 3
 
 
 class Violation(AssertionError):
@@ -137,13 +147,14 @@ class Step:
     moment: float
 
     @classmethod
-    def of(cls, seed: int, number: int) -> Step:
+    def of(cls, seed: int, number: int, agents: bool = False) -> Step:
         """The same for the same seed and number."""
         chance = random.Random(f"{seed}-{number}")
         kind = chance.choice(list(CELLS))
-        fault = chance.choice(FAULTS)
+        fault = chance.choice(FAULTS_OF_AGENTS if agents else FAULTS)
         mode = chance.choices(("one-shot", "kept", "background"), (4, 4, 2))[0]
-        return cls(number, kind, chance.choice(("auto", "fork", "forkserver")), mode, fault, chance.uniform(0, 1.5))
+        method = chance.choice(("auto", "forkserver" if agents else "fork", "forkserver"))
+        return cls(number, kind, method, mode, fault, chance.uniform(0, 1.5))
 
     @property
     def token(self) -> str:
@@ -192,9 +203,10 @@ class Place:
 class Campaign:
     """A kernel, and what it has been through."""
 
-    def __init__(self, seed: int, slack: float) -> None:
+    def __init__(self, seed: int, slack: float, agents: bool) -> None:
         self.seed = seed
         self._slack = slack
+        self._on = "--on agents --nnodes 2 " if agents else ""
         self.place = Place()
         self._logs = Path(tempfile.mkdtemp(prefix="nbc-logs-"))
         self._kernel: Kernel | None = None
@@ -218,8 +230,12 @@ class Campaign:
                 self.seen["the front end's debugger"] += 1
             for cell in ("%load_ext nbspawn", PRELUDE):
                 self._well(cell)
-            for method in ("fork", "forkserver"):
-                self._well(f"%%spawn 2 -m {method}\nrank")
+            if self._on:
+                self._well(_KIND)
+            for method in ("auto",) if self._on else ("fork", "forkserver"):
+                self._well(f"%%spawn 2 {self._on}-m {method}\nrank")
+            if self._on:
+                self._well("%ranks release")
             self._before = self._held()
         return self._kernel
 
@@ -297,16 +313,19 @@ class Campaign:
         if step.mode == "kept":
             if not self._kept:
                 # With a group for all: a kept session lives through many steps.
-                start = f"%%spawn 2 -k -m {step.method} -b gloo -g {GRACE} --log-dir {self._logs / 'kept'}\n{PRELUDE}"
-                start += "model = made()"
+                start = f"%%spawn 2 {self._on}-k -m {step.method} -b gloo -g {GRACE}"
+                start += f"{self._log_dir(self._logs / 'kept')}\n{PRELUDE}model = made()"
                 self._well(start)
                 self._kept = step.method
             return self.kernel.submit(f"%%ranks -g {GRACE}\n{body}")
-        options = f"2 -m {step.method}{group} -g {GRACE} --log-dir {logs}"
+        options = f"2 {self._on}-m {step.method}{group} -g {GRACE}{self._log_dir(logs)}"
         if step.mode == "background":
             self._well(f"%%spawn {options} --background -o handle\n{body}")
             return self.kernel.submit("handle.wait()")
         return self.kernel.submit(f"%%spawn {options}\n{body}")
+
+    def _log_dir(self, folder: Path) -> str:
+        return "" if self._on else f" --log-dir {folder}"
 
     def _ended(self, step: Step, cell: Cell) -> Reply:
         """Read on until the cell ends; press Stop where nothing else ends it, as a user would."""
@@ -363,12 +382,21 @@ class Campaign:
             case "read-only disk" if self.place.mounted:
                 self._restored.append(self.place.mend)
                 self.place.protect()
+            case "kill an agent" | "freeze an agent":
+                if agents := self._agents(kernel):
+                    one = chance.choice(agents)
+                    _send(one, number)
+                    self._restored.append(lambda: _thaw(one))
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
                 sign = IMPORTER if "server" in whom else "_engine/kernel/guardian.py"
-                for child in psutil.Process(kernel.pid).children():
+                of = chance.choice(self._agents(kernel) or [psutil.Process(kernel.pid)])
+                for child in of.children():
                     if sign in " ".join(child.cmdline()):
                         for process in child.children() or [child]:
                             _send(process, number)
+
+    def _agents(self, kernel: Kernel) -> list[psutil.Process]:
+        return [child for child in psutil.Process(kernel.pid).children() if "nbspawn._agent" in child.cmdline()]
 
     # ------------------------------------------------------------ what must hold
 
@@ -382,15 +410,23 @@ class Campaign:
             log = folder / f"rank-{rank}.log"
             written = log.read_text(errors="replace") if log.exists() else ""
             numbers = [int(number) for number in re.findall(rf"^{step.token} {rank} (\d+)\.$", written, re.MULTILINE)]
+            if self._on:  # the logs are on their nodes
+                numbers = [
+                    int(n) for line in reply.of(rank) for n in re.findall(rf"^{step.token} {rank} (\d+)\.$", line)
+                ]
             if numbers != list(range(len(numbers))):
                 raise Violation(f"the log of rank {rank} has holes: {numbers}")
             said = re.search(r"say\(T, rank, (\d+)", CELLS[step.kind])
-            if said and reply.status == "ok" and step.mode != "background" and len(numbers) != int(said[1]):
+            complete = reply.status == "ok" and step.mode != "background" and step.kind != "flood"
+            if (
+                said
+                and (complete if self._on else reply.status == "ok" and step.mode != "background")
+                and len(numbers) != int(said[1])
+            ):
                 raise Violation(f"the log of rank {rank} lacks lines: {len(numbers)} of {said[1]}\n{reply}")
             seen = [int(n) for line in reply.of(rank) for n in re.findall(rf"^{step.token} {rank} (\d+)\.$", line)]
             if not set(seen) <= set(numbers):
                 raise Violation(f"shown of rank {rank}, and not in its log: {sorted(set(seen) - set(numbers))}")
-            complete = reply.status == "ok" and step.mode != "background" and step.kind != "flood"
             if complete and seen != numbers:
                 raise Violation(f"shown of rank {rank}: {seen}, and its log has {numbers}\n{reply}")
         if "the ranks are not synchronised" in str(reply):
@@ -429,13 +465,15 @@ class Campaign:
                     self._well("%ranks stop")
                 elif again.result.count(after) != 2:
                     raise Violation(f"the next cell of the kept ranks has other values: {again}\n{states}")
-        reply = self._well(f"%%spawn 2 -m {step.method}\n({after!r}, rank)")
+        reply = self._well(f"%%spawn 2 {self._on}-m {step.method}\n({after!r}, rank)")
         if reply.result.count(after) != 2:
             raise Violation(f"the next run has other values: {reply}")
         if step.mode == "kept" and self._kept and random.Random(f"{self.seed}-{step.number}-end").random() < 0.3:
             self._kept = ""
             self._well("%ranks stop")
         if not self._kept:
+            if self._on:
+                self._well("%ranks release")
             self._until(lambda: not kernel.ranks(), lambda: f"no rank is left: {kernel.ranks()}")
             self._until(lambda: not self._marked(), lambda: f"no child of a rank is left: {self._marked()}")
             fds, threads = self._before
@@ -466,8 +504,18 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
     """And wait until it is so: what is about to die still takes what it is given."""
     process.send_signal(number)
     end = time.monotonic() + _HANGS
-    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and time.monotonic() < end:
+    while time.monotonic() < end:
+        status = process.status()
+        # Until its last thread has ended, a process's files are open.
+        if status == psutil.STATUS_STOPPED or (status == psutil.STATUS_ZOMBIE and _threads(process.pid) <= 1):
+            return
         time.sleep(0.002)
+
+
+def _threads(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task"))
+    return 0
 
 
 def _thaw(process: psutil.Process) -> None:
@@ -476,9 +524,9 @@ def _thaw(process: psutil.Process) -> None:
 
 
 @contextlib.contextmanager
-def campaign(seed: int, slack: float = 1.0) -> Iterator[Campaign]:
+def campaign(seed: int, slack: float = 1.0, agents: bool = False) -> Iterator[Campaign]:
     """Nothing of it stays on the machine."""
-    made = Campaign(seed, slack)
+    made = Campaign(seed, slack, agents)
     try:
         yield made
         made.close()
@@ -495,14 +543,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     parser.add_argument("--only", type=int, nargs="+", help="these steps of the campaign alone")
     parser.add_argument("--slack", type=float, default=1.0, help="times as long as promised, on a busy machine")
+    parser.add_argument("--agents", action="store_true", help="ranks on two agents")
     parser.add_argument("--go-on", action="store_true", help="after a violation, with a new kernel")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     violations = 0
     began = time.monotonic()
-    with campaign(given.seed, given.slack) as made:
+    with campaign(given.seed, given.slack, given.agents) as made:
         for number in given.only or range(given.steps):
-            step = Step.of(given.seed, number)
+            step = Step.of(given.seed, number, given.agents)
             started = time.monotonic()
             try:
                 made.perform(step)

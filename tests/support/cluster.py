@@ -159,6 +159,12 @@ class Cluster:
         os.kill(self._inside[host], signal.SIGKILL)
         self.cut(host)
 
+    def end_head(self) -> None:
+        """End the cluster's head, with all of Ray's processes on this machine."""
+        assert self._head is not None
+        for process in psutil.Process(self._head.pid).children(recursive=True):
+            process.kill()
+
     def kill_raylet(self, host: int) -> None:
         """End Ray's own process on the host, and nothing else."""
         for process in psutil.Process(self._inside[host]).children(recursive=True):

@@ -59,13 +59,15 @@ IMPORTER = "nbspawn._server.preload"
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
-    """What lives of this process's descendants, but for the fork server, the guardian and the like."""
+    """What lives of this process's descendants, but for agents, the fork server, the guardian and the like."""
     found = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             if IMPORTER in command:
                 found += [rank for server in child.children() for rank in server.children(recursive=True)]
+            elif "nbspawn._agent" in command:
+                found += ranks_of(child.pid)
             elif "multiprocessing.resource_tracker" not in command and "_engine/kernel/guardian.py" not in command:
                 found += [child, *child.children(recursive=True)]
     return [process for process in found if lives(process.pid)]

@@ -16,6 +16,7 @@ from typing import Any
 from nbspawn._engine.cluster.hosts import HostRanks
 from nbspawn._engine.jobs import CellJob, FunctionJob
 from nbspawn._engine.options import LaunchOptions
+from nbspawn._process import traced
 from nbspawn._protocol.messages import RunCell
 from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
@@ -50,7 +51,8 @@ class Processes:
             self.folders[node] = tempfile.mkdtemp(prefix="nbn-")
         paths = os.pathsep.join(filter(None, sys.path))
         env = {**os.environ, "PYTHONPATH": paths, "TMPDIR": self.folders[node]}
-        self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
+        with traced.not_in_children():
+            self.agents[node] = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
         stdin = self.agents[node].stdin
         assert stdin is not None
         with suppress(BrokenPipeError):  # it has ended
@@ -65,11 +67,29 @@ class Processes:
             assert agent.stdin is not None
             with suppress(BrokenPipeError):
                 agent.stdin.close()
-            agent.wait(30)
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(1)
+            agent.kill()  # one that was stopped
+            agent.wait()
         for folder in self.folders.values():
             shutil.rmtree(folder)
         self.agents.clear()
         self.folders.clear()
+
+
+class Equal(Processes):
+    """Equal to others with as many nodes."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal) and other.nodes == self.nodes
+
+    def __hash__(self) -> int:
+        return self.nodes
+
+
+def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> Equal:
+    """This module as a kind of cluster (_engine/clusters.py)."""
+    return Equal(nodes)
 
 
 def call(nodes: Processes, fn: Any, *args: Any, nprocs: int = 4, **options: Any) -> list[Any]:

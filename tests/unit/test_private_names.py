@@ -885,6 +885,7 @@ OTHERS = (
     Name("pydantic._internal._generics.set_cached_generic_type", takes(type, (int,), type, type, (int,))),
     Name("numpy.blas_cpu_number", lambda size: equals(True)(size.value > 0), find=openblas),
     Name("numpy.memmap._mmap", has("__len__"), find=mapping),
+    Name("ray.experimental.internal_kv._internal_kv_get", takes(b"key")),
     Name("pandas._config.config._registered_options", options),
     Name("pandas._config.config._deprecated_options", is_a(dict)),
     Name(

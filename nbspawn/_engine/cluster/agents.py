@@ -59,9 +59,9 @@ class Agents:
             self._timer.cancel()
 
     def done(self) -> None:
-        """The run is over. After some idle minutes the nodes are given back."""
+        """The run is over. After some idle minutes the nodes are given back; at once, if one of them is lost."""
         self.in_use = False
-        self._timer = threading.Timer(_IDLE_SECONDS, release, [self])
+        self._timer = threading.Timer(_IDLE_SECONDS if self.alive else 0.0, release, [self])
         self._timer.name = "nbspawn-idle-agents"
         self._timer.daemon = True
         self._timer.start()
@@ -144,8 +144,8 @@ descriptors.after_fork_in_child(_all.clear)
 def connected(starter: Starter, waiting: Callable[[str], object] = bool) -> Agents:
     """Agents on such nodes, which run nothing else: those of an earlier run, or new ones. Idle agents of other nodes
     are released, whose resources these may need."""
+    _release_others(starter)
     with _lock:
-        _release_others(starter)
         if idle := next((found for found in _all if not found.in_use), None):
             idle.begin()
             return idle
@@ -164,11 +164,12 @@ def connected(starter: Starter, waiting: Callable[[str], object] = bool) -> Agen
 def _release_others(starter: Starter) -> None:
     """Release agents that run nothing, and are dead or on other nodes than ``starter`` wants."""
     with _lock:
-        for found in list(_all):
-            if not found.in_use:
-                found.look_after()
-                if found.starter != starter or not found.alive:
-                    release(found)
+        idle = [found for found in _all if not found.in_use]
+        for found in idle:
+            found.look_after()
+    for found in idle:
+        if found.starter != starter or not found.alive:
+            release(found)
 
 
 def release(agents: Agents | None = None) -> int:
@@ -177,8 +178,9 @@ def release(agents: Agents | None = None) -> int:
         idle = [found for found in _all if not found.in_use and agents in (None, found)]
         for found in idle:
             _all.remove(found)
-            found.close()
-        return sum(len(found.links) for found in idle)
+    for found in idle:  # without the lock: a cluster may take its time
+        found.close()
+    return sum(len(found.links) for found in idle)
 
 
 def versions() -> dict[str, str]:

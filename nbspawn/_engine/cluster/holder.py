@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 
 class Holder:
@@ -22,6 +23,8 @@ class Holder:
             # Ray's own choice for one process, of which there will be one for each CPU. With as many threads in each,
             # a loop of small steps took ten times as long.
             env["OMP_NUM_THREADS"] = "1"
+        with suppress(OSError):  # only root may; Ray gives its workers a nice value of 15 (RAY_worker_niceness)
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )

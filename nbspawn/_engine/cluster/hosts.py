@@ -6,7 +6,9 @@ what it answers, has the numbers of that engine.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,6 +35,7 @@ from nbspawn._results import Results
 from nbspawn.errors import StartError
 
 _START_SECONDS = 60.0
+_KILL_SECONDS = 1.0  # for a node to report that its ranks, which were killed, have ended
 _NAMED = 4  # nodes in one sentence
 
 
@@ -54,6 +57,8 @@ class HostRanks:
         self._grouped = options.backend is not None
         self._logs_stay = options.log_dir is not None
         self._stopping = False
+        self._lost_at = math.inf
+        """When a node is lost that has not reported the end of its ranks (CLOCK_MONOTONIC seconds)."""
         self._closed = False
         self._copies: RunFiles | None = None
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
@@ -123,11 +128,11 @@ class HostRanks:
     @property
     def _settled(self) -> bool:
         """Have all ranks finished the last command, or ended? Their values may be on their way."""
-        number = self._command.command_number
-        return all(
-            node.status.all_exited or (node.status.finished and node.status.command_number == number)
-            for node in self._nodes
-        )
+        return all(map(self._has_settled, self._nodes))
+
+    def _has_settled(self, node: Node) -> bool:
+        status = node.status
+        return status.all_exited or (status.finished and status.command_number == self._command.command_number)
 
     @property
     def stopping(self) -> bool:
@@ -189,7 +194,7 @@ class HostRanks:
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()
-        self._stopping = False
+        self._stopping, self._lost_at = False, math.inf
         payload = self._command.payload
         fds = shared_memory.opened(payload.paths) if isinstance(payload, Shared) else ()
         try:
@@ -223,6 +228,7 @@ class HostRanks:
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
         self._stopping = True
+        self._lost_at = math.inf if kill is None else time.monotonic() + kill + _KILL_SECONDS
         self._nodes.tell("stop_at", interrupt, term, kill)
 
     def break_into(self, rank: int) -> None:
@@ -254,7 +260,9 @@ class HostRanks:
             return []
         if self._stopping and self._settled:  # it is over but for what nobody waits for
             self._nodes.abandon("were on their way when the run was stopped")
-        return self._nodes.poll(timeout)
+        elif time.monotonic() > self._lost_at:
+            self._nodes.lose([node for node in self._nodes if not self._has_settled(node)], "it does not answer")
+        return self._nodes.poll(min(timeout, max(0.0, self._lost_at - time.monotonic())))
 
     def wake(self) -> None:
         self._nodes.wake()

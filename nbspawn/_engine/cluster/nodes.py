@@ -26,6 +26,10 @@ from nbspawn._protocol.plain import NotPlainError, loaded
 _log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
+_SOON_SECONDS = (
+    1.5  # the same, before ranks are stopped, of what an agent answers at once; and a second time not at all
+)
+_SOON = ("ask", "stood", "usage", "losses")
 _TICK = 0.05
 _LOOK_AFTER = 1.0  # seconds
 _GATHER = 0.05  # seconds for which events that are not urgent are gathered: of hundreds of nodes each has some
@@ -44,6 +48,8 @@ class Node:
     refused: Refused | None = None
     held: dict[int, Exited] = field(default_factory=dict)
     """The ends of ranks whose values are on their way: these come first."""
+    silent: bool = False
+    """Has it not answered, and said nothing since?"""
 
     @property
     def has_answered(self) -> bool:
@@ -121,6 +127,12 @@ class Nodes:
             for node in self._nodes:
                 node.link.abandon(why)
 
+    def lose(self, nodes: Sequence[Node], why: str) -> None:
+        """Take these for lost, and their ranks."""
+        with self._lock:
+            for node in nodes:
+                node.link.lose(why)
+
     def wake(self) -> None:
         """Have a waiting ``poll`` return."""
         self._waker.wake()
@@ -148,6 +160,7 @@ class Nodes:
 
     def _received(self, link: Link, message: Any) -> None:
         node = self._nodes[link.node]
+        node.silent = False
         if isinstance(message, Exception):
             message = Dropped(node.first, f"its agent's on {link.host}: {message}")
         hurried = not isinstance(message, Reported) or message.status != node.status
@@ -218,7 +231,15 @@ class Nodes:
         self._answers.update(dict.fromkeys(keys))
         for node in keys.values():
             self.send(node, Call(method, arguments(node), number))
-        self.wait(lambda: all(self._answers[key] or node.link.lost for key, node in keys.items()), _ANSWER_SECONDS)
+
+        soon = method in _SOON
+
+        def missing() -> list[Node]:
+            return [node for key, node in keys.items() if not (self._answers[key] or node.link.lost)]
+
+        self.wait(lambda: all(soon and node.silent for node in missing()), _SOON_SECONDS if soon else _ANSWER_SECONDS)
+        for node in missing():
+            node.silent = True
         return [self._answer(method, node, self._answers.pop(key, None)) for key, node in keys.items()]
 
     def _answer(self, method: str, node: Node, answer: Answer | None) -> Any:

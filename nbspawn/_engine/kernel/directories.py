@@ -1,9 +1,10 @@
 """The kernel's private directories (0700). None of them is left behind, however the kernel ends.
 
 The directory of a successful run is removed at its end. Those of the last few runs that failed, or printed more than
-the notebook shows, are kept for their logs until the kernel ends. If a kernel was killed, the next one removes its
-directories: a lock shows that the owner is dead, and the owner's signature that nbspawn made the directory. The
-directories of ranks that are started by a rank are in that rank's run directory, and are removed with it.
+the notebook shows, are kept for their logs until the kernel ends. If a kernel was killed, its guardian removes its
+directories, or the next kernel does: a lock shows that the owner is dead, and the owner's signature that nbspawn made
+the directory. The directories of ranks that are started by a rank are in that rank's run directory, and are removed
+with it.
 
 Something else may delete them at any time, such as a cleaner of old temporary files: the next run then makes new ones.
 """

@@ -1,4 +1,5 @@
-"""A small process beside the kernel that ends what ranks leave behind in process groups of their own.
+"""A small process beside the kernel that ends what ranks leave behind in process groups of their own, and removes the
+directories of a kernel that was killed.
 
 A rank takes its group along, but not a child that left it (``start_new_session=True``, ``setsid``; torch.compile's
 workers do that). Such a child is known by the run's mark in its environment, or, if it is a fork that runs no new
@@ -39,6 +40,11 @@ def main() -> None:
             else:
                 _end({run: runs.pop(run)})
     _end(runs)
+    # Nothing may ever run here again: on a node of a cluster, say. (-I -S: what is installed is not in the path.)
+    sys.path.insert(0, os.path.abspath(f"{__file__}/../../../.."))
+    from nbspawn._engine.kernel.directories import remove_stale
+
+    remove_stale()
 
 
 def _let_go() -> None:
