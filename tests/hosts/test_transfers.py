@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from nodes import Processes, call
 
 import nbspawn
-from nbspawn._engine.cluster import agents
+from nbspawn._engine.cluster import agents, hosts
 from nbspawn._engine.jobs import FunctionJob
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._protocol import shared_memory
@@ -214,6 +215,25 @@ def test_stop_does_not_wait_for_arguments(starter: Processes, monkeypatch: pytes
     assert list(again.run(FunctionJob(lambda rank, array: array.sum(), (np.ones(LARGE),)))) == [LARGE] * 4
     again.close()
     assert {agent.pid for agent in starter.agents.values()} == there
+
+
+@pytest.mark.extended
+def test_a_start_takes_as_long_as_its_arguments(starter: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a slow line that is longer than a node has to answer."""
+    monkeypatch.setattr(hosts, "_START_SECONDS", 3.0)
+    sendfile, sent_at = os.sendfile, [0.0]
+
+    def slow(*arguments: Any) -> int:
+        if time.monotonic() < sent_at[0] + 0.08:
+            raise BlockingIOError
+        sent_at[0] = time.monotonic()
+        return sendfile(*arguments)
+
+    began = time.monotonic()
+    with monkeypatch.context() as during:
+        during.setattr(os, "sendfile", slow)
+        assert call(starter, lambda rank, array: array.sum(), np.ones(LARGE), nprocs=2) == [LARGE] * 2
+    assert time.monotonic() - began > 3.0
 
 
 class Waiting(Processes):

@@ -61,7 +61,10 @@ class Agents:
     def done(self) -> None:
         """The run is over. After some idle minutes the nodes are given back; at once, if one of them is lost."""
         self.in_use = False
-        self._timer = threading.Timer(_IDLE_SECONDS if self.alive else 0.0, release, [self])
+        if not self.alive:
+            release(self)
+            return
+        self._timer = threading.Timer(_IDLE_SECONDS, release, [self])
         self._timer.name = "nbspawn-idle-agents"
         self._timer.daemon = True
         self._timer.start()

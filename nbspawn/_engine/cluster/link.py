@@ -65,12 +65,13 @@ class Link:
     @property
     def awaited(self) -> frozenset[int]:
         """The ranks of which a message has been announced whose buffers have not arrived."""
-        return frozenset(event.rank for _, event in self._announced.values() if not isinstance(event, Exception))
+        announced = list(self._announced.values())  # another thread may receive meanwhile
+        return frozenset(event.rank for _, event in announced if not isinstance(event, Exception))
 
     @property
     def left_to_send(self) -> int:
         """How many bytes of transfers are on their way to the agent."""
-        return sum(each.bytes_left for each in self._outgoing)
+        return sum(each.bytes_left for each in list(self._outgoing))
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Report to this selector from now on, whose keys' data are called."""

@@ -6,30 +6,16 @@ An actor on each node holds its share and starts the agent (holder.py).
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import threading
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
+from nbspawn._engine.cluster import ray_connection
 from nbspawn._engine.cluster.holder import Holder
-from nbspawn.errors import StartError, UsageError
+from nbspawn._engine.cluster.ray_connection import asked, connect
+from nbspawn.errors import StartError
 
-T = TypeVar("T")
-
-_ANSWER_SECONDS = 5.0  # Ray itself waits for a head that does not answer for minutes
 _TICK = 0.2
-_EXTRA = "pip install 'nbspawn[ray]'"
-_PATIENCE, _FOR_EVER = "RAY_gcs_rpc_server_reconnect_timeout_s", "1000000"
-"""After so many seconds without the cluster's head, 60 by default, Ray ends the process. (In ms they must fit 31 bits.)
-"""
-_DIES = (
-    "If the head of the Ray cluster is lost, Ray ends this kernel after a minute, with all of its variables. It does "
-    f"not if nbspawn connects to the cluster, or after os.environ['{_PATIENCE}'] = '{_FOR_EVER}' before ray.init()."
-)
 
 
 class RayNodes:
@@ -43,7 +29,7 @@ class RayNodes:
         self._group: Any = None
         self._actors: list[Any] = []
         self._held: list[Any] = []
-        self._id = ""
+        self._connection = ""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RayNodes):
@@ -69,10 +55,11 @@ class RayNodes:
         connect(self._where)
         from ray.util.placement_group import placement_group
 
-        self._id = _connection_id()
-        self._check_that_it_can_fit()
-        self._group = _asked(placement_group, [self._share] * self.nodes, "STRICT_SPREAD")
+        self._connection = ray_connection.current()
+        ray_connection.users.add(id(self))
         try:
+            self._check_that_it_can_fit()
+            self._group = asked(placement_group, [self._share] * self.nodes, "STRICT_SPREAD")
             while not self._group.wait(_TICK):
                 self._check_that_it_can_fit()
                 waiting(f"Waiting for {self._wanted} of the Ray cluster")
@@ -109,31 +96,26 @@ class RayNodes:
     def failures(self) -> dict[int, str]:
         import ray
 
-        if (
-            _connection_id() != self._id
-        ):  # ray.shutdown(), and maybe ray.init() again: Ray does not know these references
-            return dict.fromkeys(range(self.nodes), "the connection to the Ray cluster was closed")
-        if not _connection.acquire(blocking=False):  # it is being closed; the next look will say so
-            return {}
-        try:
+        # After ray.shutdown(), and maybe ray.init(), Ray does not know these references.
+        with ray_connection.in_use(self._connection) as connected:
+            if not connected:
+                return dict.fromkeys(range(self.nodes), "the connection to the Ray cluster was closed")
             done, _ = ray.wait(self._held, num_returns=len(self._held), timeout=0)
             return {self._held.index(one): _why(one) for one in done}
-        finally:
-            _connection.release()
 
     def close(self) -> None:
         import ray
 
         actors, self._actors, self._held = self._actors, [], []
         group, self._group = self._group, None
-        with _connection:
-            if _connection_id() != self._id or _left_if_lost():
-                return
-            for actor in actors:
-                ray.kill(actor)
-            if group is not None:
-                with suppress(StartError):  # its head ends just now
-                    _asked(ray.util.remove_placement_group, group)
+        ray_connection.users.discard(id(self))
+        if ray_connection.left_if_lost(self._connection):
+            return
+        for actor in actors:
+            ray.kill(actor)
+        if group is not None:
+            with suppress(StartError):  # its head ends just now
+                asked(ray.util.remove_placement_group, group)
 
 
 def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> RayNodes:
@@ -142,7 +124,7 @@ def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> RayNode
     each = -(-nprocs // nodes)
     import ray
 
-    with_gpus = backend == "nccl" or (backend in (None, "auto") and bool(_asked(ray.cluster_resources).get("GPU")))
+    with_gpus = backend == "nccl" or (backend in (None, "auto") and bool(asked(ray.cluster_resources).get("GPU")))
     return RayNodes(where, nodes, each, each if with_gpus else 0)
 
 
@@ -154,126 +136,6 @@ def found(where: str) -> tuple[list[tuple[str, str]], int]:
     there = nodes()
     rows = [("ray", ray.__version__), *((host, described(has)) for host, has in there)]
     return rows, sum(has["CPU"] >= 1 for _, has in there)
-
-
-_made = "", ""
-"""The address with which this module has connected, by which Ray may not know the cluster, and that connection's id."""
-_connection = threading.RLock()  # held while it is made, used by calls that would make one, or closed
-
-
-def connect(where: str) -> None:
-    """Connect to the cluster that ``where`` names, or to the one that the user has connected to already. Raises
-    StartError if there is none."""
-    with _connection:
-        _connect(where)
-
-
-def _connect(where: str) -> None:
-    global _made
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UsageError(f"--on ray needs Ray, in this environment and on all nodes: {_EXTRA}") from None
-    address = where.partition(":")[2] or os.environ.get("RAY_ADDRESS", "")
-    if address.startswith(("//", "ray://")):
-        raise UsageError(
-            "ray:// is Ray Client, over which ranks cannot be watched: run the notebook on a machine of the cluster's "
-            "network, and use --on ray there"
-        )
-    if ray.is_initialized() and not _left_if_lost():
-        ours = ray.get_runtime_context().gcs_address
-        if address not in ("", "auto", ours) and (address, _connection_id()) != _made:
-            raise UsageError(f"this kernel is connected to the Ray cluster at {ours}: ray.shutdown() leaves it")
-        if not _answers():
-            raise StartError(
-                f"the Ray cluster at {ours} has ended, or its head does not answer: ray.shutdown() leaves it"
-            )
-        if _made[1] != _connection_id() and _PATIENCE not in os.environ:
-            warnings.warn(_DIES, stacklevel=2)
-        return
-    if address and address not in ("auto", "local"):
-        if not re.fullmatch(r".+:\d+", address):
-            raise UsageError(f"{address!r} is not the address of a Ray cluster: --on ray:HOST:PORT (the port is 6379)")
-        try:
-            _open_connection(address)
-        except OSError as refusal:
-            raise StartError(f"no Ray cluster answers at {address}: {refusal.strerror or refusal}") from None
-    patience = os.environ.setdefault(_PATIENCE, _FOR_EVER)
-    try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as refusal:
-        first = str(refusal).strip().splitlines()[0]
-        raise StartError(
-            f"no Ray cluster can be used: {first} Start one (ray start --head), or name it: --on ray:HOST:PORT"
-        ) from None
-    finally:
-        if patience == _FOR_EVER:  # for this process alone
-            del os.environ[_PATIENCE]
-    _made = address, _connection_id()
-
-
-def _open_connection(address: str) -> None:
-    """Raises OSError if nothing listens there."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
-
-
-def _left_if_lost() -> bool:
-    """Leave the cluster if this module has connected to it, and it has ended; returns whether it has. Ray would look
-    for it, with a whole CPU."""
-    import ray
-
-    lost = _made[1] == _connection_id() and not _answers()
-    if lost:
-        ray.shutdown()
-    return lost
-
-
-def _answers() -> bool:
-    """Does the head answer of the cluster to which this process is connected? Ray is not asked before it is known that
-    something does: a call that fails for a minute ends the process. Where another cluster has its address by now, this
-    call raises an error; most others end the process."""
-    import ray
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    try:
-        _open_connection(ray.get_runtime_context().gcs_address)
-        _asked(_internal_kv_get, b"nbspawn")
-    except Exception:  # StartError, or one of several of Ray's
-        return False
-    return True
-
-
-def _asked(question: Callable[..., T], *arguments: Any) -> T:
-    """What Ray answers to a call for which it asks the cluster's head: in a thread, since it returns only when the head
-    has answered, and hears no Stop. Raises StartError if that takes too long."""
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append((question(*arguments), None))
-        except BaseException as error:
-            answers.append((None, error))
-
-    asking = threading.Thread(target=ask, name="nbspawn-asks-ray", daemon=True)
-    asking.start()
-    asking.join(_ANSWER_SECONDS)
-    if not answers:
-        raise StartError(f"the head of the Ray cluster has not answered for {_ANSWER_SECONDS:g} s: has it ended?")
-    ((answer, error),) = answers
-    if error is not None:
-        raise error
-    return answer  # type: ignore[no-any-return]
-
-
-def _connection_id() -> str:
-    """The id of this process's connection to a cluster; '' if there is none. Jobs of two clusters may have the same."""
-    import ray
-
-    if not ray.is_initialized():
-        return ""
-    context = ray.get_runtime_context()
-    return f"{context.get_node_id()} {context.get_job_id()}"
 
 
 def _why(ended: Any) -> str:
@@ -292,7 +154,7 @@ def nodes() -> list[tuple[str, dict[str, float]]]:
 
     return [
         (node["NodeManagerHostname"], {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")})
-        for node in _asked(ray.nodes)
+        for node in asked(ray.nodes)
         if node["Alive"]
     ]
 
