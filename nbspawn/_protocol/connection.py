@@ -17,6 +17,7 @@ CONTROL, BULK, LIFE = PURPOSES = b"C", b"B", b"L"
 TOKEN_BYTES = 32
 
 _HANDSHAKE_SECONDS = 10.0
+_UNSENT = 1 << 19  # bytes
 _WHO = struct.Struct("!cI")
 _PROVEN = _WHO.size + TOKEN_BYTES
 _SAID = _PROVEN + TOKEN_BYTES
@@ -82,6 +83,9 @@ def _prepare(connection: socket.socket, purpose: bytes) -> None:
     long looks the same as one that is cut."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if purpose == BULK and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # What is in the system's buffers cannot be cut off any more.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
     if purpose == LIFE:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):

@@ -57,6 +57,8 @@ class HostRanks:
         self._grouped = options.backend is not None
         self._logs_stay = options.log_dir is not None
         self._stopping = False
+        self._unsettled = False
+        """Have ranks been stopped that have not settled yet?"""
         self._lost_at = math.inf
         """When a node is lost that has not reported the end of its ranks (CLOCK_MONOTONIC seconds)."""
         self._closed = False
@@ -194,7 +196,7 @@ class HostRanks:
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()
-        self._stopping, self._lost_at = False, math.inf
+        self._stopping, self._unsettled, self._lost_at = False, False, math.inf
         payload = self._command.payload
         fds = shared_memory.opened(payload.paths) if isinstance(payload, Shared) else ()
         try:
@@ -227,7 +229,7 @@ class HostRanks:
         return self._grouped
 
     def stop_at(self, interrupt: float | None = None, term: float | None = None, kill: float | None = None) -> None:
-        self._stopping = True
+        self._stopping = self._unsettled = True
         self._lost_at = math.inf if kill is None else time.monotonic() + kill + _KILL_SECONDS
         self._nodes.tell("stop_at", interrupt, term, kill)
 
@@ -239,7 +241,7 @@ class HostRanks:
         def arguments(node: Node) -> tuple[bool, list[int]]:
             return deep, [rank - node.first for rank in native if rank in node.ranks]
 
-        return self._nodes.by_rank(self._nodes.ask_each("look", arguments))
+        return self._nodes.by_rank(self._nodes.ask_each("look", arguments, soon=not (deep or native)))
 
     def ask(self, question: Question[T]) -> dict[int, T | None]:
         return self._nodes.by_rank(self._nodes.ask("ask", question))
@@ -258,7 +260,8 @@ class HostRanks:
     def poll(self, timeout: float) -> list[Event]:
         if self._closed:
             return []
-        if self._stopping and self._settled:  # it is over but for what nobody waits for
+        if self._unsettled and self._settled:  # it is over but for what nobody waits for
+            self._unsettled, self._lost_at = False, math.inf
             self._nodes.abandon("were on their way when the run was stopped")
         elif time.monotonic() > self._lost_at:
             self._nodes.lose([node for node in self._nodes if not self._has_settled(node)], "it does not answer")
