@@ -11,9 +11,10 @@ import pytest
 pytestmark = pytest.mark.extended
 
 
-def test_a_short_campaign() -> None:
+@pytest.mark.parametrize("more", [[], ["--agents"]])
+def test_a_short_campaign(more: list[str]) -> None:
     """The bounds are wide: they find what hangs, on whatever machine."""
     program = Path(__file__).parent / "campaign.py"
-    command = [sys.executable, program, "--seed", "11", "--steps", "8", "--slack", "10"]
+    command = [sys.executable, program, "--seed", "11", "--steps", "8", "--slack", "10", *more]
     message = subprocess.run(command, capture_output=True, text=True, check=False)
     assert message.returncode == 0, message.stdout + message.stderr

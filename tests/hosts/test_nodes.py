@@ -465,8 +465,9 @@ def test_an_agent_that_freezes_costs_its_run_and_not_the_next(workplace: str) ->
     try:
         with Kept(starter) as kept:
             pids = kept.pool.pids()
-            os.kill(starter.agents[1].pid, signal.SIGSTOP)
-        os.kill(starter.agents[1].pid, signal.SIGCONT)
+            frozen = starter.agents[1]
+            frozen.send_signal(signal.SIGSTOP)
+        frozen.send_signal(signal.SIGCONT)
         assert gone(pids)
         assert call(starter, places)[3][0] == 3
     finally:
