@@ -78,11 +78,6 @@ class Connections:
         self.ask_for_the_time()
 
     @property
-    def address(self) -> str:
-        """The address of this node at which the kernel sees it."""
-        return str(self._control.getsockname()[0])
-
-    @property
     def waiting(self) -> bool:
         """Has a message come that was not taken?"""
         return not self._inbox.empty()

@@ -13,7 +13,14 @@ _DNS_SECONDS = 1.0  # with the start of a process; a client of a TCPStore would 
 
 
 def with_address(address: str) -> str:
-    """The name of the interface with this IPv4 address, for gloo; '' if there is none that can be asked."""
+    """The name of the interface with this address, for gloo; '' if there is none that can be asked."""
+    if ":" in address:
+        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        try:
+            with open("/proc/net/if_inet6") as lines:
+                return next((line.split()[-1] for line in lines if line.startswith(wanted)), "")
+        except OSError:
+            return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:

@@ -51,10 +51,11 @@ _GATHER = 0.05  # seconds for which events that are not urgent are gathered
 
 
 class Node:
-    """``control`` and ``bulk`` lead to the kernel; ``slow_dns`` as in Place."""
+    """``control`` and ``bulk`` lead to the kernel; other nodes reach this one at ``address``; ``slow_dns`` as in
+    Place."""
 
-    def __init__(self, control: socket.socket, bulk: socket.socket, slow_dns: bool) -> None:
-        self._slow_dns = slow_dns
+    def __init__(self, control: socket.socket, bulk: socket.socket, address: str, slow_dns: bool) -> None:
+        self._address, self._slow_dns = address, slow_dns
         self._kernel = Connections(control, bulk, self._wake)
         self._context: LocalContext | None = None
         self._translation: Translation | None = None
@@ -194,8 +195,8 @@ class Node:
     def _serve_store(self) -> tuple[str, int]:
         """A TCPStore for the ranks of all nodes, at this node's address; it lives as long as the agent."""
         if self._store is None:
-            host = self._kernel.address
-            with socket.socket() as listener:
+            host = self._address
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
                 listener.bind((host, 0))
                 listener.listen(1024)
                 port = listener.getsockname()[1]
@@ -212,10 +213,8 @@ def _end_with(last: Callable[[], object], control: socket.socket) -> None:
         control.shutdown(socket.SHUT_RDWR)
 
 
-def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
-    """Connect to the kernel, and serve it."""
-    control, bulk, life = (connection.connect(kernel, token, purpose, node) for purpose in connection.PURPOSES)
-    address = control.getsockname()[0]
+def serve(control: socket.socket, bulk: socket.socket, life: socket.socket, address: str) -> None:
+    """Serve the kernel to which these lead. Other nodes reach this one at ``address``."""
     if name := interfaces.with_address(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     for last in (sys.stdin.read, partial(life.recv, 1)):  # whoever has started this agent holds its standard input
@@ -225,4 +224,4 @@ def serve(kernel: tuple[str, int], token: bytes, node: int) -> None:
     slow_dns = interfaces.dns_is_slow(address)
     hello = Hello(socket.gethostname(), address, versions())
     control.sendall(connection.frame(pickled(FromAgent, hello)))
-    Node(control, bulk, slow_dns).run()
+    Node(control, bulk, address, slow_dns).run()

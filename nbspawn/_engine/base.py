@@ -7,6 +7,7 @@ program: the same, unless a library numbers its processes itself (torch_xla on a
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -138,18 +139,22 @@ class Starter(Protocol):
 
     @property
     def address(self) -> str:
-        """The address of this machine at which the nodes can reach it."""
+        """The address of this machine at which the nodes can reach it; '' if it connects them itself."""
 
     @property
     def have_gpus(self) -> bool:
         """Is there a GPU for each rank?"""
 
+    def name(self, node: int) -> str:
+        """What messages call the node before its agent has said what its host's name is."""
+
     def prepare(self, waiting: Callable[[str], object]) -> None:
         """Reserve the nodes. As long as that takes, call ``waiting`` several times a second with what is waited for,
         such as 'Waiting for 2 nodes'. It raises KeyboardInterrupt when the user stops that."""
 
-    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
-        """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input."""
+    def start(self, node: int, arguments: tuple[str, ...], token: str) -> Mapping[bytes, socket.socket] | None:
+        """Run ``python -m nbspawn._agent`` with these arguments on the node, with the token on its standard input. One
+        that connects the nodes itself returns the connections to the agent, by their purpose."""
 
     def failures(self) -> Mapping[int, str]:
         """The nodes from which no agent will come, or whose agent has ended, as far as is known, and why."""

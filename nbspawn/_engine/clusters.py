@@ -17,6 +17,8 @@ class Cluster:
     nodes: str
     """What its nodes are: 'the nodes of a Ray cluster'."""
     _module: str
+    names_hosts: bool = False
+    """Does what is given name each node, separated by commas?"""
 
     @property
     def module(self) -> Any:
@@ -26,7 +28,10 @@ class Cluster:
         return importlib.import_module(self._module)
 
 
-KINDS = {"ray": Cluster("ray or ray:HOST:PORT", "the nodes of a Ray cluster", "nbspawn._engine.cluster.ray")}
+KINDS = {
+    "ray": Cluster("ray or ray:HOST:PORT", "the nodes of a Ray cluster", "nbspawn._engine.cluster.ray"),
+    "ssh": Cluster("ssh:HOST,HOST", "hosts that ssh reaches", "nbspawn._engine.cluster.ssh", True),
+}
 
 
 def named(where: str) -> Cluster:

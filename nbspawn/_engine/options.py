@@ -73,6 +73,8 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         if self.on == "local":
             object.__setattr__(self, "on", None)
+        if isinstance(self.on, str) and self.on.partition(":")[0] not in clusters.KINDS:
+            raise UsageError(f"{self.on!r:.60} is no place for ranks: use {clusters.usage()}")
         most = MAX_RANKS * (1 if self.on is None else self._nodes)
         if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= most:
             raise UsageError(f"nprocs must be between 1 and {most}, got {self.nprocs}")
@@ -94,11 +96,13 @@ class LaunchOptions:
     @property
     def _nodes(self) -> int:
         """How many machines there are."""
-        return self.nnodes if isinstance(self.on, str) or self.on is None else self.on.nodes
+        if self.on is None or not isinstance(self.on, str):
+            return self.nnodes if self.on is None else self.on.nodes
+        return self.on.count(",") + 1 if clusters.named(self.on).names_hosts else self.nnodes
 
     def _check_several_nodes(self) -> None:
-        if isinstance(self.on, str) and self.on.partition(":")[0] not in clusters.KINDS:
-            raise UsageError(f"{self.on!r:.60} is no place for ranks: use {clusters.usage()}")
+        if self.nnodes not in (1, self._nodes):
+            raise UsageError(f"--nnodes {self.nnodes}, but {self.on!r:.60} names {self._nodes} hosts")
         if not isinstance(self.nprocs, int):
             raise UsageError("on a cluster the number of ranks has to be given")
         if self._nodes > self.nprocs:

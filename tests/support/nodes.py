@@ -41,6 +41,9 @@ class Processes:
         self.folders: dict[int, str] = {}
         self._commands = dict.fromkeys(range(nodes), command) | dict(commands)
 
+    def name(self, node: int) -> str:
+        return f"node {node}"
+
     def prepare(self, waiting: Callable[[str], object]) -> None:
         """They are here."""
 

@@ -76,6 +76,9 @@ class Simulation:
         self._recording = recording
         self._process: subprocess.Popen[str] | None = None
 
+    def name(self, node: int) -> str:
+        return f"node {node}"
+
     def prepare(self, waiting: Callable[[str], object]) -> None:
         """They are here."""
 

@@ -95,11 +95,14 @@ class Agents:
                 self.links.append(Link(node, *map(parts.__getitem__, connection.PURPOSES)))
                 self.links[-1].watch(selector)
 
-            door = Door(self.starter.address, token, self.starter.nodes, selector, arrived)
-            held.callback(door.close)
-            host, port = door.address
+            door, host, port = None, "", 0
+            if self.starter.address:
+                door = Door(self.starter.address, token, self.starter.nodes, selector, arrived)
+                held.callback(door.close)
+                host, port = door.address
             for node in range(self.starter.nodes):
-                self.starter.start(node, (host, str(port), str(node)), token.hex())
+                if (parts := self.starter.start(node, (host, str(port), str(node)), token.hex())) is not None:
+                    arrived(node, parts)
             self._wait(selector, door, waiting)
             self.links.sort(key=lambda link: link.node)
 
@@ -107,7 +110,7 @@ class Agents:
         for link in self.links:
             link.unwatch()
 
-    def _wait(self, selector: selectors.BaseSelector, door: Door, waiting: Callable[[str], object]) -> None:
+    def _wait(self, selector: selectors.BaseSelector, door: Door | None, waiting: Callable[[str], object]) -> None:
         """Wait until all agents have connected, and have said hello."""
         began = time.monotonic()
         nodes, address = self.starter.nodes, self.starter.address
@@ -115,19 +118,20 @@ class Agents:
             ready = selector.select(_TICK)
             for key, _ in ready:
                 key.data()
-            door.dismiss_late()
+            if door is not None:
+                door.dismiss_late()
             for link in self.links:
                 if link.lost:
                     why = self.starter.failures().get(link.node, link.lost)
-                    raise StartError(f"no agent could be started on node {link.node}: {why}")
+                    raise StartError(f"no agent could be started on {self.starter.name(link.node)}: {why}")
             if not ready:
                 self._check_that_they_come()
             if time.monotonic() - began > _CONNECT_SECONDS:
                 there = {link.node for link in self.links if link.hello is not None}
                 missing = next(node for node in range(nodes) if node not in there)
                 raise StartError(
-                    f"no agent has connected from node {missing} within {_CONNECT_SECONDS:g} s: the nodes must be able "
-                    f"to reach this machine at {address}"
+                    f"no agent has connected from {self.starter.name(missing)} within {_CONNECT_SECONDS:g} s"
+                    + (f": the nodes must be able to reach this machine at {address}" if address else "")
                 )
             waiting(f"Starting agents on {nodes} node{'s' * (nodes > 1)}")
 
@@ -135,7 +139,7 @@ class Agents:
         there = {link.node for link in self.links}
         for node, why in self.starter.failures().items():
             if node not in there:
-                raise StartError(f"no agent could be started on node {node}: {why}")
+                raise StartError(f"no agent could be started on {self.starter.name(node)}: {why}")
 
 
 _all: list[Agents] = []
@@ -187,11 +191,13 @@ def release(agents: Agents | None = None) -> int:
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same in the kernel and on all nodes."""
+    """What has to be the same in the kernel and on all nodes. The builds of one torch (+cpu, +cu130) understand each
+    other's pickles, and so do the releases of one Python."""
     import torch
 
     ours: str = sys.modules["nbspawn"].__version__
-    return {"Python": platform.python_version(), "torch": str(torch.__version__), "nbspawn": ours}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": str(torch.__version__).partition("+")[0], "nbspawn": ours}
 
 
 def _check(link: Link) -> None:

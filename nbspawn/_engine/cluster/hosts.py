@@ -72,7 +72,8 @@ class HostRanks:
     def _begin(
         self, packed: Packed, options: LaunchOptions, notebook: Settings, cancelled: Callable[[], object]
     ) -> None:
-        if self._agents.master is None:
+        several = len(self._agents.links) > 1
+        if several and self._agents.master is None:
             first = self._nodes.of(0)
             (answer,) = self._nodes.ask("serve_store", only=first)
             if answer is None:
@@ -82,7 +83,9 @@ class HostRanks:
         addresses = tuple(node.link.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
-            place = Place(node.first, node.count, self.nprocs, number, addresses, self._agents.master, run_id=run_id)
+            place = Place(node.first, node.count, self.nprocs, run_id=run_id)
+            if several:
+                place = replace(place, node=number, addresses=addresses, master=self._agents.master)
             own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
             self._nodes.send(node, Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))

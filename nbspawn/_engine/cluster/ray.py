@@ -50,6 +50,9 @@ class RayNodes:
 
         return str(ray.util.get_node_ip_address())
 
+    def name(self, node: int) -> str:
+        return f"node {node}"
+
     def prepare(self, waiting: Callable[[str], object]) -> None:
         """Connect to the cluster, and reserve the nodes' resources: all, or none."""
         connect(self._where)
