@@ -19,6 +19,7 @@ from typing import Any
 
 from nbspawn._agent import interfaces
 from nbspawn._agent.connections import Connections, Received
+from nbspawn._agent.modules import Modules
 from nbspawn._agent.translation import Translation
 from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
@@ -65,6 +66,7 @@ class Node:
         self._command_number = 0
         self._status: Status | None = None
         self._store: Any = None
+        self._modules = Modules()
 
     def run(self) -> None:
         """Serve the kernel, until the connection to it ends."""
@@ -89,6 +91,7 @@ class Node:
         finally:
             if self._context is not None:
                 self._context.dispose()
+            self._modules.remove()
 
     def _wake(self) -> None:
         context = self._context
@@ -173,6 +176,10 @@ class Node:
             value = self._serve_store()
         elif call.method == "log_part":
             value = self._log_part(*call.arguments)
+        elif call.method == "use_folders":
+            value = self._modules.use(*call.arguments)
+        elif call.method == "write_files":
+            value = self._modules.write(*call.arguments)
         elif self._context is not None:
             value = getattr(self._context, call.method)(*call.arguments)
         if call.method == "dispose":

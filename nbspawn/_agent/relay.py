@@ -282,7 +282,7 @@ def _run_agent(task: dict[str, Any], folder: str, source: int, sink: int) -> Non
         [sys.executable, "-m", "nbspawn._agent", "connected", ",".join(map(str, fds)), str(task["node"])],
         stdin=subprocess.PIPE,
         env=_environment(task, folder),
-        cwd=_directory(task["places"]),
+        cwd=folder,
         pass_fds=fds,
     )
     for _, its in pairs:
@@ -326,22 +326,14 @@ def _sign(folder: str) -> int:
 
 
 def _environment(task: dict[str, Any], folder: str) -> dict[str, str]:
-    """The login's, with nbspawn, and the interpreter's own programs first."""
+    """The login's, with nbspawn's folder, and the interpreter's own programs first."""
     env = dict(os.environ)
     known = env.get("SSH_CONNECTION", "").split()
     if task["several"] and len(known) == 4:
         env["NBSPAWN_NODE_ADDRESS"] = known[2]
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
-    paths = [os.path.expanduser(path) for path in task["paths"]]
-    own = env.get("PYTHONPATH", "")
-    found = [folder, *filter(os.path.isdir, paths), *filter(None, own.split(os.pathsep))]
-    env["PYTHONPATH"] = os.pathsep.join(found)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH", "")]))
     return env
-
-
-def _directory(places: list[str]) -> str:
-    """The first of these that is there, or the home directory."""
-    return next(filter(os.path.isdir, map(os.path.expanduser, [*places, "~"])), "/")
 
 
 def _end(agent: subprocess.Popen[bytes]) -> None:

@@ -145,6 +145,10 @@ class Starter(Protocol):
     def have_gpus(self) -> bool:
         """Is there a GPU for each rank?"""
 
+    @property
+    def needs_modules(self) -> bool:
+        """Do the nodes lack this machine's files, so that the user's own modules have to be sent?"""
+
     def name(self, node: int) -> str:
         """What messages call the node before its agent has said what its host's name is."""
 

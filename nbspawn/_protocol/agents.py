@@ -75,6 +75,15 @@ class ClockTold:
 
 
 @dataclass(frozen=True)
+class Folder:
+    """One with modules of the user's: ``places`` where it may be on a host ('~' is the home directory there), and the
+    SHA-256 ``digests`` of its files by their paths in it."""
+
+    places: tuple[str, ...]
+    digests: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
 class Unwanted:
     """Nobody waits for the transfers up to this ``number`` any more."""
 
@@ -97,6 +106,8 @@ CALLS: Mapping[str, Any] = {
     "usage": list[Reading] | None,
     "losses": list[str] | None,
     "regroup": bool | None,
+    "use_folders": list[bool],
+    "write_files": bool,
 }
 """What the methods return; None where there are no ranks."""
 

@@ -29,6 +29,7 @@ class Processes:
 
     address = "127.0.0.1"
     have_gpus = False
+    needs_modules = False
 
     def __init__(
         self,

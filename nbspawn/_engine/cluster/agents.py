@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from nbspawn._engine.base import Starter
 from nbspawn._engine.cluster.door import Door
 from nbspawn._engine.cluster.link import Link
+from nbspawn._engine.cluster.own_modules import OwnModules
 from nbspawn._engine.kernel import descriptors
 from nbspawn._protocol import connection
 from nbspawn.errors import StartError
@@ -35,6 +36,7 @@ class Agents:
         self.links: list[Link] = []
         self.master: tuple[str, int] | None = None
         """Node 0's TCPStore, once it serves one."""
+        self.modules = OwnModules() if starter.needs_modules else None
         self.in_use = False
         """Has a run ranks there?"""
         self._timer: threading.Timer | None = None

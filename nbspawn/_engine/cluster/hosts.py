@@ -61,6 +61,8 @@ class HostRanks:
         """Have ranks been stopped that have not settled yet?"""
         self._lost_at = math.inf
         """When a node is lost that has not reported the end of its ranks (CLOCK_MONOTONIC seconds)."""
+        self.notes: tuple[str, ...] = ()
+        """What was sent besides."""
         self._closed = False
         self._copies: RunFiles | None = None
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
@@ -72,6 +74,7 @@ class HostRanks:
     def _begin(
         self, packed: Packed, options: LaunchOptions, notebook: Settings, cancelled: Callable[[], object]
     ) -> None:
+        self._send_modules()
         several = len(self._agents.links) > 1
         if several and self._agents.master is None:
             first = self._nodes.of(0)
@@ -96,6 +99,29 @@ class HostRanks:
             if node.begun is None:
                 why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
                 raise StartError(f"no ranks could be started on {node.link.host}: {why}")
+
+    def _send_modules(self) -> None:
+        """Send nodes that lack them the user's own modules, or those that have changed. Raises StartError."""
+        if (modules := self._agents.modules) is None:
+            return
+        files = modules.changed() if modules.wanted else None
+        if files is None:
+            folders = modules.folders()
+            wanted = self._nodes.ask("use_folders", folders)
+            modules.wanted = {node.link.node: one or [] for node, one in zip(self._nodes, wanted, strict=True)}
+            files = {number: modules.contents(number) for number in range(len(folders))}
+
+        def lacks(node: Node) -> dict[int, dict[str, bytes]]:
+            wants = modules.wanted[node.link.node]
+            return {number: texts for number, texts in files.items() if texts and wants[number]}
+
+        to = [node for node in self._nodes if not node.link.lost and lacks(node)]
+        taken = self._nodes.ask_each("write_files", lambda node: (lacks(node),), to)
+        for node, done in zip(to, taken, strict=True):
+            if not done:
+                raise StartError(f"{node.link.host} has not taken the notebook's modules: it does not answer")
+            sent = [text for texts in lacks(node).values() for text in texts.values()]
+            self.notes += (f"{len(sent)} modules ({sum(map(len, sent)) / 1e3:,.0f} KB) were sent to {node.link.host}.",)
 
     # ------------------------------------------------------------ what is known
 
@@ -196,6 +222,7 @@ class HostRanks:
     # ------------------------------------------------------------ commands
 
     def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
+        self._send_modules()
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()

@@ -70,8 +70,8 @@ class Link:
 
     @property
     def left_to_send(self) -> int:
-        """How many bytes of transfers are on their way to the agent."""
-        return sum(each.bytes_left for each in list(self._outgoing))
+        """How many bytes wait to be sent to the agent."""
+        return len(self._unsent) + sum(each.bytes_left for each in list(self._outgoing))
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Report to this selector from now on, whose keys' data are called."""

@@ -24,6 +24,7 @@ class RayNodes:
 
     def __init__(self, where: str, nodes: int, cpus: int, gpus: int) -> None:
         self.nodes = nodes
+        self.needs_modules = False
         self._where = where
         self._share = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
         self._group: Any = None

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,7 @@ class SshHosts:
 
     address = ""
     have_gpus = False
+    needs_modules = True
 
     def __init__(self, where: str) -> None:
         self._hosts = hosts(where)
@@ -103,7 +104,6 @@ class SshHosts:
         if shutil.which(program) is None:
             raise UsageError(f"--on ssh needs OpenSSH's client: there is no {program} here")
         archive = code()
-        places, paths = _paths()
         commands = [_command(host) for host in self._hosts]
         pairs = [[socket.socketpair() for _ in connection.PURPOSES] for _ in self._hosts]
         self._ends = [[ours for ours, _ in parts] for parts in pairs]
@@ -135,8 +135,6 @@ class SshHosts:
                 "python": ".".join(platform.python_version_tuple()[:2]),
                 "connections": len(connection.PURPOSES),
                 "several": self.nodes > 1,
-                "places": places,
-                "paths": paths,
                 "node": node,
             }
             tasks.append({"command": words, "fds": fds, "task": task})
@@ -214,24 +212,6 @@ def _quoted(path: str) -> str:
     if set(path) & set("'!\n\\"):
         raise UsageError(f"{path!r} cannot be named in every login shell: make a link to it")
     return f"'{path}'"
-
-
-def _paths() -> tuple[list[str], list[str]]:
-    """Where to look on a host for the current directory, and for the notebook's own modules: each path as it is, and
-    the same below the home directory there."""
-    home = os.path.expanduser("~")
-
-    def both(path: str) -> Sequence[str]:
-        return [path, "~" + path[len(home) :]] if path.startswith(home + "/") else [path]
-
-    current = both(os.getcwd())
-    own = [path for path in map(os.path.abspath, filter(None, sys.path)) if not _installed(path)]
-    return list(current), [*current, *(one for path in own for one in both(path) if one not in current)]
-
-
-def _installed(path: str) -> bool:
-    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    return "site-packages" in path or path.endswith(".zip") or any(path.startswith(prefix + "/") for prefix in prefixes)
 
 
 @functools.cache
