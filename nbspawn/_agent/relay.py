@@ -401,7 +401,7 @@ def _run_host(
 ) -> None:
     """Run the host's command, and relay. Then its sockets are closed."""
     begin = b"%08d" % len(text) + text + packed(host["task"]) + archive
-    words, why, code = bytearray(), "", 0
+    words, why, code, connected = bytearray(), "", 0, False
     try:
         for attempt in range(_TRIES):
             command = subprocess.Popen(
@@ -416,6 +416,7 @@ def _run_host(
                 thread.start()
             came = _until_magic(command.stdout.fileno(), told, words)
             if came is not None:
+                connected = True
                 try:
                     Relay(command.stdout.fileno(), command.stdin.fileno(), ends, _NEAR_SECONDS, told).run(came)
                 except Ended as ended:
@@ -433,7 +434,7 @@ def _run_host(
             words.clear()
     except OSError as error:
         why = f"{host['command'][0]}: {error.strerror}"
-    line = {"node": node, "code": code, "why": why, "said": words.decode(errors="replace")}
+    line = {"node": node, "connected": connected, "code": code, "why": why, "said": words.decode(errors="replace")}
     with contextlib.suppress(OSError):  # the kernel has gone
         os.write(1, json.dumps(line).encode() + b"\n")
     for end in ends:

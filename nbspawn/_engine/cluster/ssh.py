@@ -162,7 +162,9 @@ class SshHosts:
         *lines, rest = bytes(self._heard).split(b"\n")
         self._heard[:] = rest
         for line in map(json.loads, lines):
-            self._ended[line["node"]] = explained(self._hosts[line["node"]], line["code"], line["said"], line["why"])
+            host = self._hosts[line["node"]]
+            explain = lost if line["connected"] else explained
+            self._ended[line["node"]] = explain(host, line["code"], line["said"]) or line["why"]
         if over:
             for node in range(self.nodes):
                 self._ended.setdefault(node, "the process of this machine that runs ssh has ended")
@@ -252,10 +254,47 @@ _KNOWN = (
 """What OpenSSH says, and what that means."""
 
 
-def explained(host: Host, exit_code: int, said: str, why: str) -> str:
-    """Why there is no agent on the host: its command has ended with this code, has ``said`` that, and the relay knows
-    ``why``; each may be empty. It ends with ssh's own line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+_OF_SSH = re.compile(
+    r"ssh[:_]|client_loop|Connection |Timeout,|Read from |Write failed|Received disconnect|Disconnected"
+)
+"""The beginnings of what ssh says when a connection ends."""
+
+
+def lost(host: Host, exit_code: int, said: str) -> str:
+    """Why the agent that was there has ended, where its command has ended with this code and ``said`` that; '' if that
+    does not tell."""
+    lines = _lines(said)
+    if missing := next(filter(None, (_missing(host, line) for line in lines)), ""):
+        return missing
+    for line in reversed(lines):
+        if line.startswith("nbspawn: "):
+            before = lines[lines.index(line) - 1] if lines.index(line) else ""
+            return line.removeprefix("nbspawn: ") + (f" ({before})" if before else "")
+        if exit_code == _EXIT_SSH and _OF_SSH.match(line):
+            return f"ssh says: {line}"
+    return f"ssh was killed by signal {-exit_code}" if exit_code < 0 else ""
+
+
+def _lines(said: str) -> list[str]:
+    return [line.strip() for line in said.splitlines() if line.strip()]
+
+
+def _missing(host: Host, line: str) -> str:
+    missing = re.search(r"No module named '(torch|cloudpickle)'", line)
+    return (
+        missing
+        and (
+            f"{host.python} has no {missing[1]} there. Install it, or name another interpreter: "
+            f"--on ssh:{host.name}/path/to/python"
+        )
+        or ""
+    )
+
+
+def explained(host: Host, exit_code: int, said: str) -> str:
+    """Why there is no agent on the host, where its command has ended with this code and ``said`` that; '' if that does
+    not tell. It ends with ssh's own line."""
+    lines = _lines(said)
     last = lines[-1] if lines else ""
     if exit_code in _EXIT_NO_PROGRAM:
         return f"there is no {host.python} there ({last}). Name its interpreter: --on ssh:{host.name}/path/to/python"
@@ -264,12 +303,6 @@ def explained(host: Host, exit_code: int, said: str, why: str) -> str:
             if line := next((line for line in lines if sign in line), ""):
                 name = host.name.rpartition("@")[2]
                 return f"{meaning.format(host=host.name, name=name)}. ssh says: {line}"
-    for line in lines:
-        if missing := re.search(r"No module named '(torch|cloudpickle)'", line):
-            return (
-                f"{host.python} has no {missing[1]} there. Install it, or name another interpreter: "
-                f"--on ssh:{host.name}/path/to/python"
-            )
     if own := [line for line in lines if line.startswith("nbspawn: ")]:
         return own[-1].removeprefix("nbspawn: ") + (f" ({last})" if last != own[-1] else "")
-    return f"ssh says: {last}" if last else why or "the connection has ended"
+    return f"ssh says: {last}" if last else ""
