@@ -155,10 +155,11 @@ class SshHosts:
         if self._relay is None:
             return {}
         assert self._relay.stdout is not None
-        over = self._relay.poll() is not None
+        over = False
         with suppress(BlockingIOError):
             while part := os.read(self._relay.stdout.fileno(), 65536):
                 self._heard += part
+            over = True
         *lines, rest = bytes(self._heard).split(b"\n")
         self._heard[:] = rest
         for line in map(json.loads, lines):

@@ -1,0 +1,320 @@
+"""``--on ssh:…`` without a server (support/fake_ssh.py): what is sent, what is said, and what ends with what."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from leftovers import gone
+from methods import SUPPORT
+from nodes import Kept, call
+
+import nbspawn
+from nbspawn._agent import relay
+from nbspawn._engine.cluster import agents, own_modules, ssh
+from nbspawn._engine.cluster.ssh import Host, SshHosts
+
+clean = pytest.mark.usefixtures("nothing_left")
+FAKE = f"{sys.executable} {SUPPORT}/fake_ssh.py"
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBSPAWN_SSH", FAKE)
+
+
+@pytest.fixture
+def hosts(workplace: str, client: None) -> Iterator[SshHosts]:
+    """Two of them."""
+    yield SshHosts("ssh:one,two")
+    agents.release()
+
+
+def relays() -> list[psutil.Process]:
+    there = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in there if "near" in child.cmdline()]
+
+
+# ---------------------------------------------------------------- what is given
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("one", [Host("one", "", sys.executable)]),
+        ("me@one:2222/opt/bin/python", [Host("me@one", "2222", "/opt/bin/python")]),
+        (
+            "one,two/a/python,three",
+            [Host("one", "", "/a/python"), Host("two", "", "/a/python"), Host("three", "", sys.executable)],
+        ),
+        ("[fe80::1%eth0]:22/p", [Host("fe80::1%eth0", "22", "/p")]),
+    ],
+)
+def test_hosts(given: str, found: list[Host]) -> None:
+    assert ssh.hosts(f"ssh:{given}") == found
+
+
+@pytest.mark.parametrize("given", ["", "one,,two", "-oProxyCommand=x", "one two", "one;rm", "one:port"])
+def test_what_is_no_host(given: str) -> None:
+    with pytest.raises(nbspawn.UsageError, match="is no host: --on ssh:HOST"):
+        ssh.hosts(f"ssh:{given}")
+
+
+def test_as_many_nodes_as_hosts() -> None:
+    with pytest.raises(nbspawn.UsageError, match="--nnodes 3, but 'ssh:one,two' names 2 hosts"):
+        nbspawn.spawn(abs, nprocs=4, on="ssh:one,two", nnodes=3)
+    with pytest.raises(nbspawn.UsageError, match="2 nodes need as many ranks at least, got 1"):
+        nbspawn.spawn(abs, nprocs=1, on="ssh:one,two")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "meaning"),
+    [
+        (255, "Host key verification failed.", "does not know its host key: connect once in a terminal (ssh me@box)"),
+        (255, "me@box: Permission denied (publickey).", "Make `ssh me@box true` work without one"),
+        (255, "ssh: connect to host box port 22: Connection timed out", "it does not answer within 10 s"),
+        (127, "sh: 1: exec: /p: not found", "there is no /p there (sh: 1: exec: /p: not found). Name its interpreter"),
+        (
+            3,
+            "warning\nnbspawn: /p is Python 3.9, and the kernel's is 3.11",
+            "/p is Python 3.9, and the kernel's is 3.11",
+        ),
+        (255, "something new", "ssh says: something new"),
+    ],
+)
+def test_why_there_is_no_agent(code: int, said: str, meaning: str) -> None:
+    assert meaning in ssh.explained(Host("me@box", "", "/p"), code, said)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "meaning"),
+    [
+        (
+            255,
+            "a rank's words\nTimeout, server box not responding.\nmore words",
+            "ssh says: Timeout, server box not responding.",
+        ),
+        (
+            0,
+            "ImportError: no\nnbspawn: the agent has ended with exit code 1",
+            "the agent has ended with exit code 1 (ImportError: no)",
+        ),
+        (1, "ModuleNotFoundError: No module named 'torch'\nnbspawn: the agent has ended", "/p has no torch there."),
+        (-9, "a rank's words", "ssh was killed by signal 9"),
+        (255, "a rank's words", ""),
+    ],
+)
+def test_why_an_agent_has_ended(code: int, said: str, meaning: str) -> None:
+    found = ssh.lost(Host("me@box", "", "/p"), code, said)
+    assert meaning in found and bool(meaning) is bool(found)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def everything(rank: int, array: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1) * rank
+    dist.all_reduce(total)
+    return float(total), array[rank:], nbspawn.__file__, os.environ["HOME"]
+
+
+@clean
+def test_ranks_on_hosts(hosts: SshHosts) -> None:
+    """They meet, large data travel both ways, and nbspawn itself was sent."""
+    large = np.arange(3_000_000)
+    found = call(hosts, everything, large, backend="gloo")
+    for rank, (total, array, file, _) in enumerate(found):
+        assert total == 6.0 and np.array_equal(array, large[rank:]) and "/nbspawn-code-" in file
+    with pytest.raises(nbspawn.RankRaisedError, match="rank 3 of 4 .*ZeroDivisionError"):
+        call(hosts, lambda rank: 1 / (rank - 3))
+    with Kept(hosts) as kept:
+        kept.execute("mine = rank")
+        assert kept.execute("mine") == [0, 1, 2, 3]
+    agents.release()
+    assert not relays()
+
+
+@clean
+def test_one_host_meets_at_a_file(workplace: str, client: None) -> None:
+    one = SshHosts("ssh:one")
+    assert call(one, lambda rank: os.environ["MASTER_ADDR"], nprocs=2, backend="gloo") == ["127.0.0.1"] * 2
+    agents.release()
+
+
+@clean
+def test_own_modules_are_sent_and_edits_follow(
+    hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own_modules, "_both", lambda path: ("/not/there",))
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "deep.py").write_text("value = 1")
+
+    def value(rank: int) -> tuple[int, str]:
+        from package import deep  # type: ignore[import-not-found]
+
+        return deep.value, deep.__file__
+
+    for number in (1, 22):
+        (tmp_path / "package" / "deep.py").write_text(f"value = {number}")
+        for found, path in call(hosts, value):
+            assert found == number and "nbspawn-modules-" in path
+    with Kept(hosts, autoreload=True) as kept:
+        assert kept.execute("from package import deep; deep.value") == [22] * 4
+        (tmp_path / "package" / "deep.py").write_text("value = 333")
+        assert kept.execute("deep.value") == [333] * 4
+
+
+@clean
+def test_modules_that_a_host_has_are_not_sent(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").write_text("")
+
+    def place(rank: int) -> tuple[str, str]:
+        import there  # type: ignore[import-not-found]
+
+        return there.__file__, os.getcwd()
+
+    assert call(hosts, place) == [(str(tmp_path / "there.py"), str(tmp_path))] * 4
+
+
+# ---------------------------------------------------------------- ends
+
+
+@clean
+@pytest.mark.parametrize(
+    ("victim", "why"),
+    [
+        ("near", "the process of this machine that runs ssh has ended"),
+        ("sh -c exec", "ssh was killed by signal 9"),
+        ("nbspawn._agent", "the agent has ended with signal 9"),
+    ],
+)
+def test_what_is_killed_is_named_and_nothing_is_left(workplace: str, client: None, victim: str, why: str) -> None:
+    one = SshHosts("ssh:one")
+    with Kept(one, nprocs=2) as kept:
+        kept.execute("import time")
+        pids = kept.pool.pids()
+        family = psutil.Process(relays()[0].pid).children(recursive=True) + relays()
+        processes = {
+            "near": lambda: relays()[0],
+            "sh -c exec": lambda: relays()[0].children()[0],
+            "nbspawn._agent": lambda: next(one for one in family if "nbspawn._agent" in one.cmdline()),
+        }
+        threading.Timer(0.5, processes[victim]().kill).start()
+        with pytest.raises(nbspawn.RankExitedError) as caught:
+            kept.execute("time.sleep(60)")
+        assert why in str(caught.value)
+    assert gone([*pids, *(one.pid for one in family)])
+    assert call(SshHosts("ssh:one"), abs, nprocs=2) == [0, 1]
+    agents.release()
+
+
+@clean
+def test_a_client_that_is_not_there(workplace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBSPAWN_SSH", "/no/ssh")
+    with pytest.raises(nbspawn.UsageError, match="--on ssh needs OpenSSH's client: there is no /no/ssh here"):
+        call(SshHosts("ssh:one"), abs, nprocs=2)  # type: ignore[arg-type]
+
+
+@clean
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [("/no/python", "there is no /no/python there"), (f"{SUPPORT}/fake_python", "is Python 2.7, and the kernel's is")],
+)
+def test_an_interpreter_that_does_not_fit(workplace: str, client: None, python: str, why: str) -> None:
+    with pytest.raises(nbspawn.StartError, match=f"no agent could be started on box: .*{why}"):
+        call(SshHosts(f"ssh:box{python}"), abs, nprocs=2)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the relay
+
+
+class Ends:
+    """Two relays, connected by pipes, each in a thread; ``outer`` and ``inner`` are the sockets beyond them."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        (a, b), (c, d) = os.pipe(), os.pipe()
+        pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
+        self.outer, self.inner = ([ours for ours, _ in side] for side in pairs)
+        self.told, self.over = os.pipe()
+        self.why: list[str] = []
+
+        def run(source: int, sink: int, side: int) -> None:
+            try:
+                relay.Relay(source, sink, [its for _, its in pairs[side]], seconds, self.told).run()
+            except relay.Ended as why:
+                self.why.append(str(why))
+            for fd in (source, sink):
+                os.close(fd)
+            for _, its in pairs[side]:
+                its.close()
+
+        self.threads = [threading.Thread(target=run, args=given) for given in ((a, d, 0), (c, b, 1))]
+        for thread in self.threads:
+            thread.start()
+
+    def close(self) -> None:
+        for end in (*self.outer, *self.inner):
+            end.close()
+        for thread in self.threads:
+            thread.join()
+        os.close(self.told)
+        os.close(self.over)
+
+
+@clean
+def test_a_connection_that_is_not_read_holds_up_no_other() -> None:
+    ends = Ends()
+    large = os.urandom(20_000_000)
+    sending = threading.Thread(target=ends.outer[0].sendall, args=(large,))
+    sending.start()
+    for number in range(50):
+        ends.outer[1].sendall(bytes([number]))
+        assert ends.inner[1].recv(10) == bytes([number])
+        ends.inner[1].sendall(b"back")
+        assert ends.outer[1].recv(10) == b"back"
+    assert sending.is_alive(), "it waits for the one that does not read"
+    found = bytearray()
+    while len(found) < len(large):
+        found += ends.inner[0].recv(1 << 20)
+    sending.join()
+    assert found == large
+    ends.close()
+
+
+@clean
+def test_what_was_said_last_arrives() -> None:
+    ends = Ends()
+    ends.inner[0].sendall(b"x" * 3_000_000)
+    ends.inner[0].close()
+    found = bytearray()
+    while part := ends.outer[0].recv(1 << 20):
+        found += part
+    assert len(found) == 3_000_000
+    ends.close()
+
+
+@clean
+def test_a_silent_other_side_ends_the_relay() -> None:
+    (source, held), (not_read, sink) = os.pipe(), os.pipe()
+    ours, theirs = socket.socketpair()
+    told, over = os.pipe()
+    with pytest.raises(relay.Ended, match=r"nothing was heard from the other side for 0.2 s"):
+        relay.Relay(source, sink, [theirs], 0.2, told).run()
+    for fd in (source, held, not_read, sink, told, over):
+        os.close(fd)
+    ours.close()
+    theirs.close()
