@@ -18,8 +18,7 @@ from methods import SUPPORT
 from nodes import Kept, call
 
 import nbspawn
-from nbspawn._agent import relay
-from nbspawn._engine.cluster import agents, own_modules, ssh
+from nbspawn._engine.cluster import agents, own_modules, relay, ssh
 from nbspawn._engine.cluster.ssh import Host, SshHosts
 
 clean = pytest.mark.usefixtures("nothing_left")

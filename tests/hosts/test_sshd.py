@@ -45,7 +45,8 @@ def test_a_cell_over_two_hosts(reached: Kernel, servers: Servers) -> None:
     first = servers.address_of(1)
     assert reply.result == f"[0-1] (4, 'host1', '{first}', 'eth0')\n[2-3] (4, 'host2', '{first}', 'eth0')"
     reply = reached.execute(
-        "%%spawn 4 --on ssh:host1,host2 -b gloo\nimport torch.distributed as dist\nif rank == 3: {}['hieght']\ndist.barrier()"
+        "%%spawn 4 --on ssh:host1,host2 -b gloo\nimport torch.distributed as dist\n"
+        "if rank == 3: {}['hieght']\ndist.barrier()"
     )
     assert reply.evalue.startswith("rank 3 of 4 (host2): "), reply
 

@@ -1,5 +1,5 @@
 """Starts agents on hosts by the system's SSH client: all that they and the kernel say to each other goes over its
-standard input and output (_agent/relay.py). A host needs Python and torch; nbspawn itself is sent.
+standard input and output (relay.py). A host needs Python and torch; nbspawn itself is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import nbspawn
-from nbspawn._agent import relay
+from nbspawn._engine.cluster import relay
 from nbspawn._engine.kernel import descriptors
 from nbspawn._process import traced
 from nbspawn._protocol import connection
