@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbspawn
 from nbspawn._engine.cluster import relay
 from nbspawn._engine.kernel import descriptors
 from nbspawn._process import traced
@@ -220,7 +219,7 @@ def _quoted(path: str) -> str:
 @functools.cache
 def code() -> bytes:
     """nbspawn itself, as the relay unpacks it."""
-    package = Path(nbspawn.__file__).parent
+    package = Path(__file__).parents[2]
     texts = {
         f"nbspawn/{file.relative_to(package).as_posix()}": file.read_text(encoding="utf-8")
         for file in sorted(package.rglob("*"))
