@@ -21,8 +21,10 @@ from nbspawn._agent import interfaces
 from nbspawn._agent.connections import Connections, Received
 from nbspawn._agent.modules import Modules
 from nbspawn._agent.translation import Translation
+from nbspawn._engine import devices
 from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
+from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
@@ -48,6 +50,7 @@ from nbspawn._protocol.wire import pickled
 from nbspawn.errors import SpawnError
 
 _TICK = 0.5  # seconds: how long a poll waits when nothing happens
+_REACH_SECONDS = 3.0  # in which a node of a network connects to another one
 _GATHER = 0.05  # seconds for which events that are not urgent are gathered
 
 
@@ -140,9 +143,10 @@ class Node:
         place = replace(begin.place, slow_dns=self._slow_dns)
         self._translation = Translation(place, self._kernel.clock)
         try:
-            server.get(environment={**os.environ, **begin.options.env})
+            options = devices.resolve(begin.options)
+            server.get(environment={**os.environ, **options.env})
             how = Start("forkserver", "", received, True)  # type: ignore[arg-type]
-            self._context = start(begin.command, how, begin.options, place=place, notebook=begin.notebook)
+            self._context = start(begin.command, how, options, place=place, notebook=begin.notebook)
         except (SpawnError, OSError) as refusal:
             received.close()
             self._kernel.send(Refused(str(refusal)))
@@ -176,6 +180,11 @@ class Node:
             value = self._serve_store()
         elif call.method == "log_part":
             value = self._log_part(*call.arguments)
+        elif call.method == "reach":
+            value = _reach(*call.arguments)
+        elif call.method == "backend":
+            nprocs, env = call.arguments
+            value = devices.resolve(LaunchOptions(nprocs=nprocs, env=env, backend="auto")).backend
         elif call.method == "use_folders":
             value = self._modules.use(*call.arguments)
         elif call.method == "write_files":
@@ -210,6 +219,15 @@ class Node:
                 held = listener.detach()
                 self._store = host, port, tcp_store(host, port, self._slow_dns, is_master=True, master_listen_fd=held)
         return self._store[0], self._store[1]
+
+
+def _reach(address: tuple[str, int]) -> str:
+    """Connect to another node: '', or why that fails. (A client of a TCPStore would try for minutes.)"""
+    try:
+        socket.create_connection(address, _REACH_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _end_with(last: Callable[[], object], control: socket.socket) -> None:

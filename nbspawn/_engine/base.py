@@ -142,10 +142,6 @@ class Starter(Protocol):
         """The address of this machine at which the nodes can reach it; '' if it connects them itself."""
 
     @property
-    def have_gpus(self) -> bool:
-        """Is there a GPU for each rank?"""
-
-    @property
     def needs_modules(self) -> bool:
         """Do the nodes lack this machine's files, so that the user's own modules have to be sent?"""
 

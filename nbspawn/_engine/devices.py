@@ -87,12 +87,6 @@ _OWN = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 _OURS = (MARK,)  # by which what a rank has left behind is found
 
 
-def of_nodes(gpus: bool) -> str:
-    """The backend for 'auto' on other machines, which have the same torch: is there a GPU for each rank?"""
-    best = kinds.own().backends[0]
-    return best if gpus and best in _available() else "gloo"
-
-
 def _check_environment(env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:

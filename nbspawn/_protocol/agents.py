@@ -106,6 +106,8 @@ CALLS: Mapping[str, Any] = {
     "usage": list[Reading] | None,
     "losses": list[str] | None,
     "regroup": bool | None,
+    "reach": str,
+    "backend": str,
     "use_folders": list[bool],
     "write_files": bool,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbspawn._accelerators import kinds
 from nbspawn._carried import replaced, settings
-from nbspawn._engine import clusters, devices
+from nbspawn._engine import clusters
 from nbspawn._engine.base import Engine
 from nbspawn._engine.cluster.agents import connected
 from nbspawn._engine.cluster.hosts import HostRanks
@@ -165,8 +165,6 @@ def _start_on_nodes(
     starter: Any = options.on
     if isinstance(starter, str):
         starter = clusters.named(starter).module.starter(starter, options.nprocs, options.nnodes, options.backend)
-    if options.backend == "auto":
-        options = replace(options, backend=devices.of_nodes(starter.have_gpus))
     since = time.monotonic()
     with pack(replace(job, replaced=replaced.read()), interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:

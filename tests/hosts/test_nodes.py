@@ -89,6 +89,40 @@ def test_ranks_of_all_nodes_meet(nodes: Processes, capsys: pytest.CaptureFixture
     assert call(nodes, ranks.succeed, backend="gloo") == [None] * 4
 
 
+_WITH_GPUS = """
+import runpy, sys, torch
+from nbspawn._accelerators.cuda import Cuda
+from nbspawn._engine import devices
+torch.version.cuda = "12.8"
+Cuda._has_driver = lambda self: True
+Cuda._all = lambda self: 4
+devices._available = lambda: ["gloo", "nccl"]
+sys.argv[:] = sys.argv[2:]
+runpy.run_module("nbspawn._agent", run_name="__main__")
+"""
+"""Runs an agent on a machine with four GPUs, as far as it knows."""
+
+
+@clean
+def test_a_backend_that_all_nodes_have(workplace: str) -> None:
+    """The nodes choose: the kernel may have another build of torch."""
+
+    def backend(rank: int) -> str:
+        import torch.distributed as dist
+
+        return dist.get_backend()
+
+    with_gpus = (sys.executable, "-c", _WITH_GPUS)
+    assert call(Processes(2, commands={1: with_gpus}), backend, backend="auto") == ["gloo"] * 4
+    agents.release()
+    if not torch.distributed.is_nccl_available():
+        with pytest.raises(nbspawn.RankRaisedError, match="NCCL"):
+            call(Processes(2, with_gpus), backend, backend="auto")
+        with pytest.raises(nbspawn.StartError, match="no ranks could be started on .*: nccl needs GPUs, and this"):
+            call(Processes(2), backend, backend="nccl")
+    agents.release()
+
+
 @clean
 def test_what_they_print_is_shown_with_the_rank(nodes: Processes, capsys: pytest.CaptureFixture[str]) -> None:
     call(nodes, lambda rank: print(f"this is {rank}"))

@@ -51,6 +51,17 @@ def test_a_cell_over_two_hosts(reached: Kernel, servers: Servers) -> None:
     assert reply.evalue.startswith("rank 3 of 4 (host2): "), reply
 
 
+def test_a_firewall_between_hosts(reached: Kernel, servers: Servers) -> None:
+    """ssh reaches both, and they do not reach each other."""
+    route = [*servers.inside(2), "ip", "route"]
+    servers.run([*route, "add", "blackhole", servers.address_of(1)])
+    ok(reached.execute("%ranks release"))
+    reply = reached.execute("%%spawn 2 --on ssh:host1,host2\nrank")
+    servers.run([*route, "del", "blackhole", servers.address_of(1)])
+    assert f"host2 does not reach host1 at {servers.address_of(1)}, port " in reply.evalue
+    assert "allow that in the firewall between them" in reply.evalue
+
+
 def test_a_laptop_and_one_host(reached: Kernel) -> None:
     """Kept ranks, Stop, and the table."""
     ok(reached.execute("%%spawn 2 --on ssh:host2 -b gloo --keep\nimport time\nmine = rank"))

@@ -209,10 +209,8 @@ def test_the_backend_that_fits(gpus: Machine) -> None:
 
 
 def test_the_backend_on_other_machines(gpus: Machine) -> None:
-    """Which have the same torch. Whether they have GPUs is known when they are reserved."""
-    assert devices.of_nodes(gpus=True) == devices.of_nodes(gpus=False) == "gloo"
-    gpus(0)
-    assert (devices.of_nodes(gpus=True), devices.of_nodes(gpus=False)) == ("nccl", "gloo")
+    """They choose it."""
+    gpus(4)
     assert resolve(LaunchOptions(nprocs=2, backend="AUTO", on="ray")).backend == "auto"
 
 

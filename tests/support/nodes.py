@@ -28,7 +28,6 @@ class Processes:
     ``commands`` are those of single nodes."""
 
     address = "127.0.0.1"
-    have_gpus = False
     needs_modules = False
 
     def __init__(

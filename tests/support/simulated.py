@@ -69,7 +69,6 @@ class Simulation:
     """Starts the agents of ``nodes`` nodes: one process, whose ``pid`` it is."""
 
     address = "127.0.0.1"
-    have_gpus = False
     needs_modules = False
 
     def __init__(self, nodes: int, recording: str | Path) -> None:

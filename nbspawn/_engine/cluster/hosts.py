@@ -77,12 +77,9 @@ class HostRanks:
         self._send_modules()
         several = len(self._agents.links) > 1
         if several and self._agents.master is None:
-            first = self._nodes.of(0)
-            (answer,) = self._nodes.ask("serve_store", only=first)
-            if answer is None:
-                why = self._agents.starter.failures().get(0) or first.link.lost or "it does not answer"
-                raise StartError(f"the node {first.link.host} does not serve the ranks' store: {why}")
-            self._agents.master = answer
+            self._agents.master = self._meeting_point()
+        if options.backend == "auto":
+            options = replace(options, backend=self._backend(options.env))
         addresses = tuple(node.link.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
@@ -99,6 +96,27 @@ class HostRanks:
             if node.begun is None:
                 why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
                 raise StartError(f"no ranks could be started on {node.link.host}: {why}")
+
+    def _meeting_point(self) -> tuple[str, int]:
+        """Node 0's store, which all other nodes reach. Raises StartError."""
+        first, *others = self._nodes
+        (answer,) = self._nodes.ask("serve_store", only=first)
+        if answer is None:
+            why = self._agents.starter.failures().get(0) or first.link.lost or "it does not answer"
+            raise StartError(f"the node {first.link.host} does not serve the ranks' store: {why}")
+        host, port = answer
+        for node, why in zip(others, self._nodes.ask_each("reach", lambda _: (answer,), others), strict=True):
+            if why:
+                raise StartError(
+                    f"{node.link.host} does not reach {first.link.host} at {host}, port {port}: {why}. The ranks of "
+                    "several hosts connect to each other, at any port: allow that in the firewall between them"
+                )
+        return host, port
+
+    def _backend(self, env: Mapping[str, str]) -> str:
+        """The one for 'auto': which nodes choose, if all choose the same."""
+        chosen = set(self._nodes.ask_each("backend", lambda node: (node.count, env)))
+        return chosen.pop() if len(chosen) == 1 and None not in chosen else "gloo"
 
     def _send_modules(self) -> None:
         """Send nodes that lack them the user's own modules, or those that have changed. Raises StartError."""

@@ -41,11 +41,6 @@ class RayNodes:
         return hash((self._where, self.nodes))
 
     @property
-    def have_gpus(self) -> bool:
-        """Is there a GPU for each rank?"""
-        return "GPU" in self._share
-
-    @property
     def address(self) -> str:
         import ray
 

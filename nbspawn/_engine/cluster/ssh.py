@@ -80,7 +80,6 @@ class SshHosts:
     """Agents on these hosts. Equal to others on the same ones."""
 
     address = ""
-    have_gpus = False
     needs_modules = True
 
     def __init__(self, where: str) -> None:
