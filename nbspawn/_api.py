@@ -117,7 +117,8 @@ def spawn(
         show_locals: show the variables of the frame that raised, in the error.
         view: how the run is shown; None: the notebook's default view, or in a script lines marked with their ranks on
             ``sys.stdout``.
-        on: 'local' for this machine, 'ray' or 'ray:HOST:PORT' for a running Ray cluster. Needs ``join``, and
+        on: 'local' for this machine, 'ssh:HOST' or 'ssh:HOST,HOST' for machines that ssh reaches (each as
+            USER@HOST:PORT/PATH/TO/PYTHON), 'ray' or 'ray:HOST:PORT' for a running Ray cluster. Needs ``join``, and
             a number for ``nprocs``.
         nnodes: how many nodes of the cluster to use; each runs its share of the ranks.
 

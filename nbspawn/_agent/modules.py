@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 
 from nbspawn._engine.kernel.directories import OwnedDirectory
@@ -23,12 +25,14 @@ class Modules:
         with other files."""
         self._remove_paths()
         own = [next(filter(os.path.isdir, map(os.path.expanduser, folder.places)), "") for folder in folders]
-        wanted = [not (path and _has(path, folder)) for path, folder in zip(own, folders, strict=True)]
+        wanted = [_is_wanted(path, folder) for path, folder in zip(own, folders, strict=True)]
         if any(wanted) and self._sent is None:
             self._sent = OwnedDirectory("modules")
         for number, (path, is_wanted) in enumerate(zip(own, wanted, strict=True)):
             self._paths.append(self._folder(number) if is_wanted else path)
-        sys.path[1:1] = self._paths
+            if is_wanted and folders[number].without:  # the importer's path is not this process's
+                os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], self._paths[-1]])
+        sys.path[1:1] = filter(None, self._paths)
         os.chdir(own[0] or self._paths[0])
         return wanted
 
@@ -39,13 +43,13 @@ class Modules:
         return os.fspath(path)
 
     def write(self, files: Mapping[int, Mapping[str, bytes]]) -> bool:
-        """Write these files, by the number of the folder and their paths in it."""
+        """Write these files' texts, compressed, by the number of the folder and their paths in it."""
         for number, texts in files.items():
             for name, text in texts.items():
                 path = os.path.join(self._paths[number], name)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "wb") as file:
-                    file.write(text)
+                    file.write(zlib.decompress(text))
         return True
 
     def remove(self) -> None:
@@ -57,6 +61,10 @@ class Modules:
     def _remove_paths(self) -> None:
         sys.path[:] = [path for path in sys.path if path not in self._paths]
         self._paths.clear()
+
+
+def _is_wanted(path: str, folder: Folder) -> bool:
+    return importlib.util.find_spec(folder.without) is None if folder.without else not (path and _has(path, folder))
 
 
 def _has(path: str, folder: Folder) -> bool:

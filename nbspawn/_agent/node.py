@@ -24,7 +24,6 @@ from nbspawn._agent.translation import Translation
 from nbspawn._engine import devices
 from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
-from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
@@ -183,8 +182,7 @@ class Node:
         elif call.method == "reach":
             value = _reach(*call.arguments)
         elif call.method == "backend":
-            nprocs, env = call.arguments
-            value = devices.resolve(LaunchOptions(nprocs=nprocs, env=env, backend="auto")).backend
+            value = devices.resolve(*call.arguments).backend
         elif call.method == "use_folders":
             value = self._modules.use(*call.arguments)
         elif call.method == "write_files":

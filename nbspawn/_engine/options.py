@@ -111,8 +111,8 @@ class LaunchOptions:
             raise UsageError(
                 f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"
             )
-        if self.devices is not None:
-            raise UsageError("--devices is for ranks on this machine: a cluster assigns the GPUs of its nodes")
+        if self.devices is not None and isinstance(self.on, str) and not clusters.named(self.on).names_hosts:
+            raise UsageError(f"--devices is not for {self.on}: the cluster assigns the GPUs of its nodes")
         if self.debugpy:
             raise UsageError("--debugpy is for ranks on this machine: breakpoint() works on all nodes")
         if self.log_dir is not None:

@@ -77,10 +77,12 @@ class ClockTold:
 @dataclass(frozen=True)
 class Folder:
     """One with modules of the user's: ``places`` where it may be on a host ('~' is the home directory there), and the
-    SHA-256 ``digests`` of its files by their paths in it."""
+    SHA-256 ``digests`` of its files by their paths in it. Or one with packages, which is for hosts that have no module
+    named ``without``."""
 
     places: tuple[str, ...]
     digests: Mapping[str, bytes]
+    without: str = ""
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,10 @@ runpy.run_module("nbspawn._agent", run_name="__main__")
 """Runs an agent on a machine with four GPUs, as far as it knows."""
 
 
+@pytest.mark.extended
 @clean
-def test_a_backend_that_all_nodes_have(workplace: str) -> None:
-    """The nodes choose: the kernel may have another build of torch."""
+def test_gpus_of_nodes(workplace: str) -> None:
+    """What fits to them is decided there: the kernel may have another build of torch."""
 
     def backend(rank: int) -> str:
         import torch.distributed as dist
@@ -115,6 +116,8 @@ def test_a_backend_that_all_nodes_have(workplace: str) -> None:
     with_gpus = (sys.executable, "-c", _WITH_GPUS)
     assert call(Processes(2, commands={1: with_gpus}), backend, backend="auto") == ["gloo"] * 4
     agents.release()
+    seen = call(Processes(2, with_gpus), lambda rank: os.environ["CUDA_VISIBLE_DEVICES"], devices=[1, 3])
+    assert seen == ["1,3"] * 4
     if not torch.distributed.is_nccl_available():
         with pytest.raises(nbspawn.RankRaisedError, match="NCCL"):
             call(Processes(2, with_gpus), backend, backend="auto")
@@ -636,7 +639,7 @@ def test_an_agent_does_not_trust_whoever_answers() -> None:
     ("options", "message"),
     [
         ({"start_method": "fork"}, "-m fork is for ranks on this machine"),
-        ({"devices": [0]}, "a cluster assigns the GPUs"),
+        ({"devices": [0], "on": "ray", "nnodes": 2}, "--devices is not for ray: the cluster assigns the GPUs"),
         ({"debugpy": True}, "breakpoint\\(\\) works on all nodes"),
         ({"log_dir": "logs"}, "stay on their nodes"),
         ({"nprocs": 1}, "2 nodes need as many ranks at least, got 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from methods import SUPPORT
 from nodes import Kept, call
 
 import nbspawn
-from nbspawn._engine.cluster import agents, own_modules, relay, ssh
+from nbspawn._engine.cluster import agents, own_modules, relay, sent_packages, ssh
 from nbspawn._engine.cluster.ssh import Host, SshHosts
 
 clean = pytest.mark.usefixtures("nothing_left")
@@ -148,6 +149,33 @@ def test_ranks_on_hosts(hosts: SshHosts) -> None:
 def test_one_host_meets_at_a_file(workplace: str, client: None) -> None:
     one = SshHosts("ssh:one")
     assert call(one, lambda rank: os.environ["MASTER_ADDR"], nprocs=2, backend="gloo") == ["127.0.0.1"] * 2
+    agents.release()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """An interpreter with torch and what that requires."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    for distribution in sent_packages.with_required("torch", ["numpy"]):
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (packages / name).symlink_to(str(distribution.locate_file(name)))
+    return tmp_path / "bin" / "python"
+
+
+@clean
+def test_a_host_with_python_and_torch_alone(workplace: str, client: None, bare: Path) -> None:
+    def there(rank: int) -> list[bool]:
+        from importlib.util import find_spec
+
+        return [find_spec(name) is not None for name in ("numpy", "ipykernel", "jedi")]
+
+    host = SshHosts(f"ssh:box{bare}")
+    assert call(host, there, nprocs=2) == [[False] * 3] * 2
+    with Kept(host, nprocs=2, backend="gloo") as kept:
+        assert all("/nbspawn-modules-" in file for file in kept.execute("import IPython; IPython.__file__"))
+        with pytest.raises(nbspawn.RankRaisedError, match="rank 1 of 2.*ZeroDivisionError"):
+            kept.execute("1 / (rank - 1)")
     agents.release()
 
 

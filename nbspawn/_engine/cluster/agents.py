@@ -23,6 +23,7 @@ from nbspawn.errors import StartError
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
 _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
+_MOMENT = 0.2
 _DESCRIPTORS_A_NODE = len(connection.PURPOSES)
 _DESCRIPTORS = 32  # more of them
 
@@ -78,6 +79,13 @@ class Agents:
         for link in self.links:
             link.check()
 
+    def why(self, link: Link) -> str:
+        """Why this connection has ended. A starter that has made it hears of its end at the same moment."""
+        until = time.monotonic() + (0.0 if self.starter.address else _MOMENT)
+        while (why := self.starter.failures().get(link.node)) is None and time.monotonic() < until:
+            time.sleep(_MOMENT / 20)
+        return why or link.lost
+
     def close(self) -> None:
         """End the agents."""
         if self._timer is not None:
@@ -124,8 +132,8 @@ class Agents:
                 door.dismiss_late()
             for link in self.links:
                 if link.lost:
-                    why = self.starter.failures().get(link.node, link.lost)
-                    raise StartError(f"no agent could be started on {self.starter.name(link.node)}: {why}")
+                    where = self.starter.name(link.node)
+                    raise StartError(f"no agent could be started on {where}: {self.why(link)}")
             if not ready:
                 self._check_that_they_come()
             if time.monotonic() - began > _CONNECT_SECONDS:

@@ -79,16 +79,17 @@ class HostRanks:
         if several and self._agents.master is None:
             self._agents.master = self._meeting_point()
         if options.backend == "auto":
-            options = replace(options, backend=self._backend(options.env))
+            options = replace(options, backend=self._backend(options))
         addresses = tuple(node.link.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
             place = Place(node.first, node.count, self.nprocs, run_id=run_id)
             if several:
                 place = replace(place, node=number, addresses=addresses, master=self._agents.master)
-            own = replace(options, nprocs=node.count, on=None, nnodes=1)
             transfer = node.link.transfer(packed.fds, packed.sizes)
-            self._nodes.send(node, Begin(place, own, notebook, replace(self._command, payload=NOTHING), transfer))
+            self._nodes.send(
+                node, Begin(place, _own(options, node), notebook, replace(self._command, payload=NOTHING), transfer)
+            )
         self._nodes.wait(lambda: cancelled() or all(node.has_answered for node in self._nodes), _START_SECONDS)
         if cancelled():
             raise KeyboardInterrupt
@@ -113,9 +114,9 @@ class HostRanks:
                 )
         return host, port
 
-    def _backend(self, env: Mapping[str, str]) -> str:
+    def _backend(self, options: LaunchOptions) -> str:
         """The one for 'auto': which nodes choose, if all choose the same."""
-        chosen = set(self._nodes.ask_each("backend", lambda node: (node.count, env)))
+        chosen = set(self._nodes.ask_each("backend", lambda node: (_own(options, node),)))
         return chosen.pop() if len(chosen) == 1 and None not in chosen else "gloo"
 
     def _send_modules(self) -> None:
@@ -127,7 +128,8 @@ class HostRanks:
             folders = modules.folders()
             wanted = self._nodes.ask("use_folders", folders)
             modules.wanted = {node.link.node: one or [] for node, one in zip(self._nodes, wanted, strict=True)}
-            files = {number: modules.contents(number) for number in range(len(folders))}
+            numbers = {n for lacking in modules.wanted.values() for n, is_lacking in enumerate(lacking) if is_lacking}
+            files = {number: modules.contents(number) for number in numbers}
 
         def lacks(node: Node) -> dict[int, dict[str, bytes]]:
             wants = modules.wanted[node.link.node]
@@ -337,3 +339,8 @@ class HostRanks:
             run_directories.done(self._copies, keep=True)
         self._nodes.close()
         self._agents.done()
+
+
+def _own(options: LaunchOptions, node: Node) -> LaunchOptions:
+    """Those of the node's own ranks."""
+    return replace(options, nprocs=node.count, on=None, nnodes=1)

@@ -198,7 +198,7 @@ class Nodes:
         """The agent's connection has ended, and with it its ranks."""
         now = time.monotonic()
         pids = node.begun.pids if node.begun else [0] * node.count
-        why = self._agents.starter.failures().get(node.link.node, node.link.lost)
+        why = self._agents.why(node.link)
         of_node = Failure(0, now, code=-9, node=node.link.node, host=node.link.host, node_lost=why)
         for rank, pid, path in zip(node.ranks, pids, node.log_paths, strict=True):
             if rank in node.link.undelivered or (rank not in self.ended and not node.status.all_exited):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbspawn._engine.cluster import sent_packages
 from nbspawn._protocol.agents import Folder
 from nbspawn._protocol.edits import Version
 
@@ -30,12 +32,13 @@ class OwnModules:
     """Which of the folders each node lacks, or has with other files."""
 
     def folders(self) -> list[Folder]:
-        """All of them, as they are now."""
+        """All of them, as they are now; the last one is IPython's."""
         self.versions = self._look()
-        return [
+        own = [
             Folder(_both(os.fspath(folder)), {path: _digest(folder / path) for path in files})
             for folder, files in self.versions.items()
         ]
+        return [*own, Folder((), {}, "IPython")]
 
     def changed(self) -> dict[int, dict[str, bytes]] | None:
         """The files that have changed since then, by the number of the folder; None if there are other folders."""
@@ -51,9 +54,11 @@ class OwnModules:
         return found
 
     def contents(self, number: int, paths: list[str] | None = None) -> dict[str, bytes]:
-        """The texts of these files of a folder, or of all."""
+        """The texts, compressed, of these files of a folder, or of all."""
+        if number == len(self.versions):
+            return {path: zlib.compress(text) for path, text in sent_packages.shell().items()}
         folder, files = list(self.versions.items())[number]
-        return {path: _read(folder / path) for path in (files if paths is None else paths)}
+        return {path: zlib.compress(_read(folder / path)) for path in (files if paths is None else paths)}
 
     def _look(self) -> dict[Path, dict[str, Version]]:
         """What there is; of a folder that has too much only what this process has imported."""

@@ -4,7 +4,6 @@ standard input and output (relay.py). A host needs Python and torch; nbspawn its
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -14,14 +13,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from nbspawn._engine.cluster import relay
+from nbspawn._engine.cluster import relay, sent_packages
 from nbspawn._engine.kernel import descriptors
 from nbspawn._process import traced
 from nbspawn._protocol import connection
@@ -43,7 +40,6 @@ _OPTIONS = {
 }
 _BEGIN = 'import os;R=lambda n:b"".join(os.read(0,1)for _ in range(n));exec(R(int(R(8))))'
 """Reads the relay's text, after its length in eight digits, and runs it. A shell would read ahead."""
-_SENT = (".py", ".js", ".css", ".html", ".json", ".typed")
 _EXIT_NO_PROGRAM = (126, 127)
 _EXIT_SSH = 255
 
@@ -101,7 +97,7 @@ class SshHosts:
         program = command()[0]
         if shutil.which(program) is None:
             raise UsageError(f"--on ssh needs OpenSSH's client: there is no {program} here")
-        archive = code()
+        archive = sent_packages.code()
         commands = [_command(host) for host in self._hosts]
         pairs = [[socket.socketpair() for _ in connection.PURPOSES] for _ in self._hosts]
         self._ends = [[ours for ours, _ in parts] for parts in pairs]
@@ -215,18 +211,6 @@ def _quoted(path: str) -> str:
     return f"'{path}'"
 
 
-@functools.cache
-def code() -> bytes:
-    """nbspawn itself, as the relay unpacks it."""
-    package = Path(__file__).parents[2]
-    texts = {
-        f"nbspawn/{file.relative_to(package).as_posix()}": file.read_text(encoding="utf-8")
-        for file in sorted(package.rglob("*"))
-        if file.suffix in _SENT and file.is_file()
-    }
-    return zlib.compress(json.dumps(texts).encode())
-
-
 _KNOWN = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -279,7 +263,7 @@ def _lines(said: str) -> list[str]:
 
 
 def _missing(host: Host, line: str) -> str:
-    missing = re.search(r"No module named '(torch|cloudpickle)'", line)
+    missing = re.search(r"No module named '(torch|IPython)'", line)
     return (
         missing
         and (
