@@ -45,7 +45,7 @@ def spawn(
     show_locals: bool = ...,
     view: View | None = ...,
     on: str = ...,
-    nnodes: int = ...,
+    nnodes: int | None = ...,
 ) -> Results[T]: ...
 @overload
 def spawn(
@@ -85,7 +85,7 @@ def spawn(
     show_locals: bool = False,
     view: View | None = None,
     on: str = "local",
-    nnodes: int = 1,
+    nnodes: int | None = None,
 ) -> Results[Any] | LocalContext:
     """Call ``fn(rank, *args)`` in ``nprocs`` new ranks: torch.multiprocessing's ``spawn``, for notebooks too.
 
@@ -120,7 +120,8 @@ def spawn(
         on: 'local' for this machine, 'ssh:HOST' or 'ssh:HOST,HOST' for machines that ssh reaches (each as
             USER@HOST:PORT/PATH/TO/PYTHON), 'ray' or 'ray:HOST:PORT' for a running Ray cluster. Needs ``join``, and
             a number for ``nprocs``.
-        nnodes: how many nodes of the cluster to use; each runs its share of the ranks.
+        nnodes: how many nodes of the cluster to use, each for its share of the ranks; None: all that ``on`` names, or
+            one node of a Ray cluster.
 
     Returns:
         ``Results``, a sequence by rank of what ``fn`` returned. With ``join=False`` a ``LocalContext``: a torch

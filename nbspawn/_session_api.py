@@ -262,7 +262,7 @@ class Session(RankSubset):
         idle_timeout: float | None = None,
         view: View | None = None,
         on: str = "local",
-        nnodes: int = 1,
+        nnodes: int | None = None,
     ) -> None:
         given = locals()
         pool = Pool(options_of(LaunchOptions, {**given, "keep": True}), options_of(CommandOptions, given))

@@ -65,23 +65,24 @@ class LaunchOptions:
     on: str | Starter | None = None
     """Where ranks are started: None for this machine, a cluster's name (one of clusters.KINDS, or 'ray:HOST:PORT'), or
     what starts an agent on each node itself."""
-    nnodes: int = 1
-    """The number of nodes of the cluster."""
+    nnodes: int | None = None
+    """The number of nodes of the cluster; None: as many as are usual there."""
     daemon: bool = False
     """As in multiprocessing; a daemonic rank cannot have children, such as DataLoader workers."""
 
     def __post_init__(self) -> None:
         if self.on == "local":
             object.__setattr__(self, "on", None)
-        if isinstance(self.on, str) and self.on.partition(":")[0] not in clusters.KINDS:
+        if isinstance(self.on, str) and not clusters.is_one(self.on):
             raise UsageError(f"{self.on!r:.60} is no place for ranks: use {clusters.usage()}")
-        most = MAX_RANKS * (1 if self.on is None else self._nodes)
+        nodes = self.nodes
+        most = MAX_RANKS * nodes
         if isinstance(self.nprocs, int) and not 1 <= self.nprocs <= most:
             raise UsageError(f"nprocs must be between 1 and {most}, got {self.nprocs}")
         if self.on is not None:
-            self._check_several_nodes()
-        elif self.nnodes > 1:
-            raise UsageError(f"{self.nnodes} nodes need a cluster: --on {' or '.join(clusters.KINDS)}")
+            self._check_several_nodes(nodes)
+        elif nodes > 1:
+            raise UsageError(f"{nodes} nodes need a cluster: --on {' or '.join(clusters.KINDS)}")
         if self.threads is not None and not (isinstance(self.threads, int) and 1 <= self.threads <= MAX_THREADS):
             raise UsageError(f"threads must be between 1 and {MAX_THREADS}, got {self.threads!r:.60}")
         if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed <= LARGEST_SEED):
@@ -94,24 +95,22 @@ class LaunchOptions:
             raise UsageError(f"idle_timeout must be a positive number of seconds, got {self.idle_timeout!r:.60}")
 
     @property
-    def _nodes(self) -> int:
+    def nodes(self) -> int:
         """How many machines there are."""
-        if self.on is None or not isinstance(self.on, str):
-            return self.nnodes if self.on is None else self.on.nodes
-        return self.on.count(",") + 1 if clusters.named(self.on).names_hosts else self.nnodes
+        if self.on is None:
+            return self.nnodes or 1
+        return clusters.nodes(self.on, self.nnodes) if isinstance(self.on, str) else self.on.nodes
 
-    def _check_several_nodes(self) -> None:
-        if self.nnodes not in (1, self._nodes):
-            raise UsageError(f"--nnodes {self.nnodes}, but {self.on!r:.60} names {self._nodes} hosts")
+    def _check_several_nodes(self, nodes: int) -> None:
         if not isinstance(self.nprocs, int):
             raise UsageError("on a cluster the number of ranks has to be given")
-        if self._nodes > self.nprocs:
-            raise UsageError(f"{self._nodes} nodes need as many ranks at least, got {self.nprocs}")
+        if nodes > self.nprocs:
+            raise UsageError(f"{nodes} nodes need as many ranks at least, got {self.nprocs}")
         if self.start_method not in ("auto", "forkserver"):
             raise UsageError(
                 f"-m {self.start_method} is for ranks on this machine: other nodes have a fork server each"
             )
-        if self.devices is not None and isinstance(self.on, str) and not clusters.named(self.on).names_hosts:
+        if self.devices is not None and isinstance(self.on, str) and clusters.named(self.on).assigns_gpus:
             raise UsageError(f"--devices is not for {self.on}: the cluster assigns the GPUs of its nodes")
         if self.debugpy:
             raise UsageError("--debugpy is for ranks on this machine: breakpoint() works on all nodes")

@@ -63,7 +63,7 @@ def _parser() -> Parser:
         default="local",
         help=f"where the ranks run: local (default), or {where}",
     )
-    add("--nnodes", metavar="K", type=argument_types.count, help="how many nodes of the cluster to use (default 1)")
+    add("--nnodes", metavar="K", type=argument_types.count, help="how many nodes of the cluster to use")
     add(
         "--nproc-per-node",
         metavar="M",
@@ -254,13 +254,13 @@ def launch_options(given: Any, call_pdb: bool) -> LaunchOptions:
 def _nprocs(given: Any) -> int | str | None:
     nprocs: int | str | None = given.nprocs
     if given.nproc_per_node:
-        total = given.nproc_per_node * (given.nnodes or 1)
-        if nprocs not in (None, total):
+        nodes = clusters.nodes(given.on, given.nnodes) if clusters.is_one(given.on) else given.nnodes or 1
+        if nprocs not in (None, given.nproc_per_node * nodes):
             PARSER.error(
-                f"--nnodes {given.nnodes or 1} times --nproc-per-node {given.nproc_per_node} is not NPROCS {nprocs}: "
+                f"--nnodes {nodes} times --nproc-per-node {given.nproc_per_node} is not NPROCS {nprocs}: "
                 "leave one of them out"
             )
-        return total
+        return int(given.nproc_per_node) * nodes
     return nprocs
 
 

@@ -164,7 +164,7 @@ def _start_on_nodes(
 ) -> StartedRanks:
     starter: Any = options.on
     if isinstance(starter, str):
-        starter = clusters.named(starter).module.starter(starter, options.nprocs, options.nnodes, options.backend)
+        starter = clusters.named(starter).module.starter(starter, options.nprocs, options.nodes, options.backend)
     since = time.monotonic()
     with pack(replace(job, replaced=replaced.read()), interrupts, descriptors=0, elsewhere=True) as packed:
         if packed.spawn_arguments:

@@ -21,6 +21,7 @@ from nodes import Kept, call
 import nbspawn
 from nbspawn._engine.cluster import agents, own_modules, relay, sent_packages, ssh
 from nbspawn._engine.cluster.ssh import Host, SshHosts
+from nbspawn._notebook import arguments
 
 clean = pytest.mark.usefixtures("nothing_left")
 FAKE = f"{sys.executable} {SUPPORT}/fake_ssh.py"
@@ -71,6 +72,8 @@ def test_what_is_no_host(given: str) -> None:
 def test_as_many_nodes_as_hosts() -> None:
     with pytest.raises(nbspawn.UsageError, match="--nnodes 3, but 'ssh:one,two' names 2 hosts"):
         nbspawn.spawn(abs, nprocs=4, on="ssh:one,two", nnodes=3)
+    given = arguments.parse("--nproc-per-node 3 --on ssh:one,two")
+    assert arguments.launch_options(given, False).nprocs == 6
     with pytest.raises(nbspawn.UsageError, match="2 nodes need as many ranks at least, got 1"):
         nbspawn.spawn(abs, nprocs=1, on="ssh:one,two")
 

@@ -117,6 +117,11 @@ class RayNodes:
                 asked(ray.util.remove_placement_group, group)
 
 
+def count(where: str, asked: int | None) -> int:
+    """One, if nothing else was asked for."""
+    return asked or 1
+
+
 def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> RayNodes:
     """Nodes for so many ranks: a CPU for each, and a GPU where the cluster has any and ``backend`` can use it."""
     connect(where)

@@ -56,7 +56,8 @@ def connect(where: str) -> None:
     StartError if there is none, UsageError for what is no address."""
     global _made, _warned
     try:
-        import ray
+        with _patient():  # some of its connections have the patience that it finds when it is imported
+            import ray
     except ModuleNotFoundError:
         raise UsageError(f"--on ray needs Ray, in this environment and on all nodes: {_EXTRA}") from None
     address = where.partition(":")[2] or os.environ.get("RAY_ADDRESS", "")
@@ -93,19 +94,27 @@ def _new(address: str) -> str:
             _open_connection(address)
         except OSError as refusal:
             raise StartError(f"no Ray cluster answers at {address}: {refusal.strerror or refusal}") from None
-    own = os.environ.get(_PATIENCE)
-    os.environ[_PATIENCE] = own or _FOR_EVER
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        with _patient():
+            ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as refusal:
         first = str(refusal).strip().splitlines()[0]
         raise StartError(
             f"no Ray cluster can be used: {first} Start one (ray start --head), or name it: --on ray:HOST:PORT"
         ) from None
-    finally:
-        if own is None:  # it is for this process alone
-            del os.environ[_PATIENCE]
     return current()
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Have Ray wait for a cluster's head for ever, in this process alone."""
+    own = os.environ.get(_PATIENCE)
+    os.environ[_PATIENCE] = own or _FOR_EVER
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[_PATIENCE]
 
 
 def left_if_lost(connection: str) -> bool:

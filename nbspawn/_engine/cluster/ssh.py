@@ -180,6 +180,14 @@ class SshHosts:
         process.stdout.close()
 
 
+def count(where: str, asked: int | None) -> int:
+    """As many as ``where`` names. Raises UsageError for another number."""
+    there = len(hosts(where))
+    if asked not in (None, there):
+        raise UsageError(f"--nnodes {asked}, but {where!r:.60} names {there} hosts")
+    return there
+
+
 def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> SshHosts:
     """Agents on the hosts that ``where`` names."""
     return SshHosts(where)
