@@ -1,4 +1,5 @@
-"""``python -m nbspawn._agent HOST PORT NODE [detached]``, with the token on the standard input: serves a kernel.
+"""``python -m nbspawn._agent HOST PORT NODE [detached]``, with the token on the standard input: serves a kernel. In a step
+of Slurm's NODE is ``slurm``: the task's number.
 ``python -m nbspawn._agent connected FD,FD,FD NODE`` serves the one to which these sockets lead.
 
 It ends with its standard input. ``detached``: in a process that is no child of the one that has started this.
@@ -15,6 +16,7 @@ if __name__ == "__main__":
     with suppress(PermissionError):  # it leads a process group already: of a step of Slurm's
         os.setsid()
     host, port, node = sys.argv[1:4]
+    node = os.environ["SLURM_PROCID"] if node == "slurm" else node
 
     from nbspawn._agent.node import serve
     from nbspawn._protocol import connection

@@ -145,6 +145,10 @@ class Starter(Protocol):
     def needs_modules(self) -> bool:
         """Do the nodes lack this machine's files, so that the user's own modules have to be sent?"""
 
+    @property
+    def news_seconds(self) -> float:
+        """How long after a connection has ended ``failures`` may tell why."""
+
     def name(self, node: int) -> str:
         """What messages call the node before its agent has said what its host's name is."""
 

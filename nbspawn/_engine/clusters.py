@@ -33,6 +33,7 @@ class Cluster:
 KINDS = {
     "ray": Cluster("ray or ray:HOST:PORT", "the nodes of a Ray cluster", "nbspawn._engine.cluster.ray", True),
     "ssh": Cluster("ssh:HOST,HOST", "hosts that ssh reaches", "nbspawn._engine.cluster.ssh"),
+    "slurm": Cluster("slurm or slurm:JOB", "the nodes of a Slurm allocation", "nbspawn._engine.cluster.slurm"),
 }
 
 

@@ -29,6 +29,7 @@ class Processes:
 
     address = "127.0.0.1"
     needs_modules = False
+    news_seconds = 0.0
 
     def __init__(
         self,

@@ -70,6 +70,7 @@ class Simulation:
 
     address = "127.0.0.1"
     needs_modules = False
+    news_seconds = 0.0
 
     def __init__(self, nodes: int, recording: str | Path) -> None:
         self.nodes = nodes

@@ -23,7 +23,7 @@ from nbspawn.errors import StartError
 _CONNECT_SECONDS = 60.0  # an agent imports torch first
 _IDLE_SECONDS = 300.0  # for which agents, and their nodes, wait for another run
 _TICK = 0.1
-_MOMENT = 0.2
+_NEWS_TICK = 0.01
 _DESCRIPTORS_A_NODE = len(connection.PURPOSES)
 _DESCRIPTORS = 32  # more of them
 
@@ -80,10 +80,10 @@ class Agents:
             link.check()
 
     def why(self, link: Link) -> str:
-        """Why this connection has ended. A starter that has made it hears of its end at the same moment."""
-        until = time.monotonic() + (0.0 if self.starter.address else _MOMENT)
+        """Why this connection has ended."""
+        until = time.monotonic() + self.starter.news_seconds
         while (why := self.starter.failures().get(link.node)) is None and time.monotonic() < until:
-            time.sleep(_MOMENT / 20)
+            time.sleep(_NEWS_TICK)
         return why or link.lost
 
     def close(self) -> None:

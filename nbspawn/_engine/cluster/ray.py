@@ -22,9 +22,11 @@ class RayNodes:
     """``nodes`` nodes of the cluster at ``where`` ('ray', or 'ray:HOST:PORT'), each with so many CPUs and GPUs. Equal
     to others that want the same."""
 
+    needs_modules = False
+    news_seconds = 0.0  # Ray takes longer than a user wants to wait
+
     def __init__(self, where: str, nodes: int, cpus: int, gpus: int) -> None:
         self.nodes = nodes
-        self.needs_modules = False
         self._where = where
         self._share = {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
         self._group: Any = None

@@ -77,6 +77,7 @@ class SshHosts:
 
     address = ""
     needs_modules = True
+    news_seconds = 0.2
 
     def __init__(self, where: str) -> None:
         self._hosts = hosts(where)

@@ -1,0 +1,242 @@
+"""Starts agents on the nodes of a Slurm allocation: one step of srun, with a task on each node."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from nbspawn._engine.kernel import descriptors
+from nbspawn._process import traced
+from nbspawn.errors import StartError, UsageError
+
+_OPTIONS = (
+    "--ntasks-per-node=1",
+    "--distribution=block",
+    "--overlap",  # what the notebook's own step holds is not free
+    "--mem=0",  # all that the allocation has
+    "--cpu-bind=none",
+    "--gpu-bind=none",
+    "--mpi=none",
+    "--kill-on-bad-exit=0",
+    "--no-kill",
+    "--wait=0",
+    "--export=ALL",
+    "--label",
+    "--unbuffered",
+    "--quit-on-interrupt",
+    "--job-name=nbspawn",
+)
+_OF_A_STEP = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SLURMD_")
+"""The beginnings of variables that are srun's options, and would give the agents the CPUs and tasks of the notebook's
+own step."""
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING")
+_ASK_SECONDS = 2.0
+_END_SECONDS = 30.0  # for a step whose agents have been told to end
+_WORDS = 50_000  # bytes of what srun and the agents say that are kept
+
+
+class SlurmNodes:
+    """The first nodes of the allocation ``job``. Equal to as many of the same one."""
+
+    needs_modules = False  # the nodes of a cluster share files
+    news_seconds = 1.0
+
+    def __init__(self, job: str, nodes: int) -> None:
+        self.nodes = nodes
+        self.address = ""
+        self._job = job
+        self._names: list[str] = []
+        self._step: subprocess.Popen[bytes] | None = None
+        self._said = bytearray()
+        self._ended: dict[int, str] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlurmNodes) and (other._job, other.nodes) == (self._job, self.nodes)
+
+    def __hash__(self) -> int:
+        return hash((self._job, self.nodes))
+
+    def name(self, node: int) -> str:
+        return self._names[node]
+
+    def prepare(self, waiting: Callable[[str], object]) -> None:
+        """Wait until the job runs. Raises StartError for one that does not, or with too few nodes."""
+        asked = 0.0
+        state, names, reason = "", "", ""
+        while state != "RUNNING":
+            if time.monotonic() > asked:
+                asked = time.monotonic() + _ASK_SECONDS
+                state, _, names, reason = _asked(self._job)
+                if state not in ("RUNNING", *_WAITING):
+                    raise StartError(f"Slurm's job {self._job} is {state}, not RUNNING ({reason})")
+            waiting(f"Waiting for Slurm's job {self._job}, which is {state} ({reason})")
+            if state != "RUNNING":
+                time.sleep(_ASK_SECONDS / 20)
+        self._names = _said_by("scontrol", "show", "hostnames", names).split()[: self.nodes]
+        if len(self._names) < self.nodes:
+            raise StartError(f"Slurm's job {self._job} has {len(self._names)} nodes, not {self.nodes}")
+        self.address = _towards(self._names)
+
+    def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
+        """All of them, with the first."""
+        if node:
+            return
+        host, port, _ = arguments
+        which = [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", f"--nodelist={','.join(self._names)}"]
+        agent = [sys.executable, "-m", "nbspawn._agent", host, port, "slurm"]
+        environment = _environment()
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        with traced.not_in_children():
+            self._step = subprocess.Popen(
+                ["srun", f"--jobid={self._job}", *which, *_OPTIONS, *agent],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Stop interrupts the kernel's process group
+                bufsize=0,
+            )
+        assert self._step.stdin is not None and self._step.stdout is not None
+        for pipe in (self._step.stdin, self._step.stdout):
+            descriptors.close_after_fork(pipe.fileno())
+        os.set_blocking(self._step.stdout.fileno(), False)
+        with suppress(OSError):  # it has ended
+            self._step.stdin.write(token.encode() + b"\n")  # for each task: srun copies its input
+
+    def failures(self) -> Mapping[int, str]:
+        if self._step is None:
+            return {}
+        assert self._step.stdout is not None
+        over = self._step.poll() is not None
+        with suppress(BlockingIOError):
+            while part := os.read(self._step.stdout.fileno(), 65536):
+                self._said += part
+        del self._said[:-_WORDS]
+        lines = self._said.decode(errors="replace").splitlines()
+        for line in lines:
+            if task := re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line):
+                node = int(task[1])
+                own = [said.partition(": ")[2] for said in lines if said.startswith(f"{node}: ")]
+                self._ended.setdefault(node, f"its agent has ended: {task[2]}. {own[-1] if own else ''}".strip())
+        if over:
+            why = _why(lines) or f"exit code {self._step.returncode}"
+            for node in range(self.nodes):
+                self._ended.setdefault(node, f"Slurm's step has ended: {why}")
+        return self._ended
+
+    def close(self) -> None:
+        """Its agents end with the step's input; Slurm takes seconds to say so."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        assert step.stdin is not None and step.stdout is not None
+        for pipe in (step.stdin, step.stdout):
+            descriptors.unmark(pipe.fileno())
+            pipe.close()
+        threading.Thread(target=_end, args=(step,), name="nbspawn-slurm-step", daemon=True).start()
+
+
+def _end(step: subprocess.Popen[bytes]) -> None:
+    try:
+        step.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        step.terminate()
+        step.wait()
+
+
+def _why(lines: list[str]) -> str:
+    """Why a step has ended, in Slurm's words: '' if it does not say."""
+    told = [line for line in lines if "***" in line]  # such as CANCELLED AT ... DUE TO TIME LIMIT
+    errors = [line for line in lines if line.startswith(("srun:", "slurmstepd:"))]
+    return next(reversed(told or errors or lines), "").strip()
+
+
+def count(where: str, asked: int | None) -> int:
+    """All of the allocation's nodes, if nothing else was asked for. Raises UsageError and StartError."""
+    return asked or _nodes(_job(where))
+
+
+@functools.cache
+def _nodes(job: str) -> int:
+    if job == os.environ.get("SLURM_JOB_ID") and (known := os.environ.get("SLURM_JOB_NUM_NODES")):
+        return int(known)
+    return int(_asked(job)[1])
+
+
+def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> SlurmNodes:
+    """So many of the allocation's nodes."""
+    return SlurmNodes(_job(where), nodes)
+
+
+def found(where: str) -> tuple[list[tuple[str, str]], int]:
+    """The job's state and nodes, and how many they are."""
+    job = _job(where)
+    state, nodes, names, reason = _asked(job)
+    return [("job", f"{job}, {state} ({reason})"), ("nodes", names)], int(nodes)
+
+
+def _job(where: str) -> str:
+    """The number of the job that is named, or in whose allocation this process is. Raises UsageError."""
+    if shutil.which("srun") is None:
+        raise UsageError("--on slurm needs Slurm's srun: there is none here")
+    job = where.partition(":")[2] or os.environ.get("SLURM_JOB_ID", "")
+    if not job:
+        raise UsageError(
+            "this notebook does not run in a Slurm allocation. Start Jupyter in one, or hold one with "
+            "`salloc --no-shell --nodes=2` and name its number: --on slurm:JOB"
+        )
+    if not re.fullmatch(r"\d+(_\d+)?", job):
+        raise UsageError(f"{job!r:.40} is no number of a Slurm job: --on slurm:JOB (squeue --me shows yours)")
+    return job
+
+
+def _asked(job: str) -> list[str]:
+    """The job's state, its number of nodes, their names and the reason that Slurm gives."""
+    lines = _said_by("squeue", "--noheader", f"--jobs={job}", "--format=%T|%D|%N|%r").splitlines()
+    if not lines:
+        raise StartError(f"Slurm has no job {job} any more (squeue --me shows yours)")
+    return [part.strip() for part in lines[0].split("|")]
+
+
+def _said_by(*command: str) -> str:
+    """What one of Slurm's commands says. Raises StartError with its own last line."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=_environment(), stdin=subprocess.DEVNULL, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"Slurm does not answer: {error}") from None
+    if done.returncode:
+        last = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+        raise StartError(f"Slurm's {command[0]} says: {last}")
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what is of the step that it runs in."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_STEP) or name in _KEPT}
+
+
+def _towards(names: list[str]) -> str:
+    """This machine's address on the way to one of these nodes: its own name may mean 127.0.1.1."""
+    found = "127.0.0.1"
+    for name in names[:4]:
+        known = re.search(r"NodeAddr=(\S+)", _said_by("scontrol", "--oneliner", "show", "node", name))
+        with suppress(OSError):
+            family, *_, there = socket.getaddrinfo(known[1] if known else name, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as asking:
+                asking.connect(there)  # sends nothing
+                found = str(asking.getsockname()[0])
+            if found != there[0]:
+                return found  # the way to another machine
+    return found
