@@ -1,6 +1,6 @@
-"""``python -m nbspawn._agent HOST PORT NODE [detached]``, with the token on the standard input: serves a kernel. In a step
-of Slurm's NODE is ``slurm``: the task's number.
-``python -m nbspawn._agent connected FD,FD,FD NODE`` serves the one to which these sockets lead.
+"""Serves a kernel: ``python -m nbspawn._agent HOST PORT NODE [detached]`` one that listens there, with the token on the
+standard input; NODE is ``slurm`` for the number of Slurm's task. ``python -m nbspawn._agent connected FD,FD,FD NODE``
+serves the one to which these sockets lead.
 
 It ends with its standard input. ``detached``: in a process that is no child of the one that has started this.
 """

@@ -8,6 +8,7 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from nbspawn._engine.kernel.directories import OwnedDirectory
 from nbspawn._protocol.agents import Folder
@@ -19,52 +20,58 @@ class Modules:
     def __init__(self) -> None:
         self._paths: list[str] = []
         self._sent: OwnedDirectory | None = None
+        self._made = 0
+        self._packages: dict[str, str] = {}
+        """Folders with packages that the host does not have, by what they are for."""
 
     def use(self, folders: Sequence[Folder]) -> list[bool]:
         """Have these in ``sys.path``, and work in the first. Returns which have to be sent: those that are not here, or
-        with other files."""
-        self._remove_paths()
+        with other files. Raises OSError."""
+        sys.path[:] = [path for path in sys.path if path not in self._paths]
+        self._paths.clear()
         own = [next(filter(os.path.isdir, map(os.path.expanduser, folder.places)), "") for folder in folders]
-        wanted = [_is_wanted(path, folder) for path, folder in zip(own, folders, strict=True)]
-        if any(wanted) and self._sent is None:
-            self._sent = OwnedDirectory("modules")
-        for number, (path, is_wanted) in enumerate(zip(own, wanted, strict=True)):
-            self._paths.append(self._folder(number) if is_wanted else path)
-            if is_wanted and folders[number].without:  # the importer's path is not this process's
+        wanted = [self._is_wanted(path, folder) for path, folder in zip(own, folders, strict=True)]
+        for path, folder, is_wanted in zip(own, folders, wanted, strict=True):
+            self._paths.append(self._new_folder() if is_wanted else path)
+            if is_wanted and folder.without:
+                self._packages[folder.without] = self._paths[-1]
+                # The importer has a path of its own.
                 os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], self._paths[-1]])
         sys.path[1:1] = filter(None, self._paths)
         os.chdir(own[0] or self._paths[0])
         return wanted
 
-    def _folder(self, number: int) -> str:
-        assert self._sent is not None
-        path = self._sent.path / str(number)
-        path.mkdir(exist_ok=True)
+    def _is_wanted(self, path: str, folder: Folder) -> bool:
+        if folder.without:
+            return folder.without not in self._packages and importlib.util.find_spec(folder.without) is None
+        return not (path and _has(path, folder))
+
+    def _new_folder(self) -> str:
+        if self._sent is None:
+            self._sent = OwnedDirectory("modules")
+        self._made += 1
+        path = self._sent.path / str(self._made)
+        path.mkdir()
         return os.fspath(path)
 
-    def write(self, files: Mapping[int, Mapping[str, bytes]]) -> bool:
-        """Write these files' texts, compressed, by the number of the folder and their paths in it."""
+    def write(self, files: Mapping[int, Mapping[str, bytes | None]]) -> None:
+        """Write these files' texts, compressed (None: remove the file), by the number of the folder and their paths in
+        it. Raises OSError."""
         for number, texts in files.items():
             for name, text in texts.items():
                 path = os.path.join(self._paths[number], name)
+                if text is None:
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)
+                    continue
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "wb") as file:
                     file.write(zlib.decompress(text))
-        return True
 
     def remove(self) -> None:
         """Remove what was sent."""
-        self._remove_paths()
         if self._sent is not None:
             self._sent.remove()
-
-    def _remove_paths(self) -> None:
-        sys.path[:] = [path for path in sys.path if path not in self._paths]
-        self._paths.clear()
-
-
-def _is_wanted(path: str, folder: Folder) -> bool:
-    return importlib.util.find_spec(folder.without) is None if folder.without else not (path and _has(path, folder))
 
 
 def _has(path: str, folder: Folder) -> bool:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -68,7 +68,18 @@ class Node:
         self._command_number = 0
         self._status: Status | None = None
         self._store: Any = None
+        self._listener: socket.socket | None = None
         self._modules = Modules()
+        self._own: Mapping[str, Callable[..., object]] = {
+            "serve_store": self._serve_store,
+            "log_part": self._log_part,
+            "listen": self._listen,
+            "reach": self._reach,
+            "backend": lambda options: devices.resolve(options).backend,
+            "use_folders": lambda folders: _or_why(lambda: self._modules.use(folders)),
+            "write_files": lambda files: _or_why(lambda: self._modules.write(files)),
+        }
+        """What is asked of the node itself; the rest is of its ranks' engine."""
 
     def run(self) -> None:
         """Serve the kernel, until the connection to it ends."""
@@ -138,6 +149,8 @@ class Node:
 
     def _begin(self, begin: Begin, received: Received) -> None:
         self._command_number = begin.command.command_number
+        if self._listener is not None:
+            self._listener.close()
         self._kernel.clock.known.wait()
         place = replace(begin.place, slow_dns=self._slow_dns)
         self._translation = Translation(place, self._kernel.clock)
@@ -175,18 +188,8 @@ class Node:
     def _call(self, call: Call) -> None:
         assert call.method in CALLS
         value: Any = None
-        if call.method == "serve_store":
-            value = self._serve_store()
-        elif call.method == "log_part":
-            value = self._log_part(*call.arguments)
-        elif call.method == "reach":
-            value = _reach(*call.arguments)
-        elif call.method == "backend":
-            value = devices.resolve(*call.arguments).backend
-        elif call.method == "use_folders":
-            value = self._modules.use(*call.arguments)
-        elif call.method == "write_files":
-            value = self._modules.write(*call.arguments)
+        if call.method in self._own:
+            value = self._own[call.method](*call.arguments)
         elif self._context is not None:
             value = getattr(self._context, call.method)(*call.arguments)
         if call.method == "dispose":
@@ -209,23 +212,43 @@ class Node:
     def _serve_store(self) -> tuple[str, int]:
         """A TCPStore for the ranks of all nodes, at this node's address; it lives as long as the agent."""
         if self._store is None:
-            host = self._address
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-                listener.bind((host, 0))
-                listener.listen(1024)
-                port = listener.getsockname()[1]
-                held = listener.detach()
-                self._store = host, port, tcp_store(host, port, self._slow_dns, is_master=True, master_listen_fd=held)
+            listener, (host, port) = self._listening(1024)
+            held = listener.detach()
+            self._store = host, port, tcp_store(host, port, self._slow_dns, is_master=True, master_listen_fd=held)
         return self._store[0], self._store[1]
 
+    def _listening(self, backlog: int) -> tuple[socket.socket, tuple[str, int]]:
+        """A socket at this node's address."""
+        listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET)
+        listener.bind((self._address, 0))
+        listener.listen(backlog)
+        return listener, (self._address, listener.getsockname()[1])
 
-def _reach(address: tuple[str, int]) -> str:
-    """Connect to another node: '', or why that fails. (A client of a TCPStore would try for minutes.)"""
+    def _listen(self) -> tuple[str, int]:
+        """An address at which this node can be reached, until ranks begin."""
+        self._listener, address = self._listening(1)
+        return address
+
+    def _reach(self, addresses: Sequence[tuple[str, int]]) -> list[str]:
+        """Connect to other nodes: '', or why that fails, as far as the first failure. (A client of a TCPStore would try
+        for minutes.)"""
+        found: list[str] = []
+        for address in addresses:
+            try:
+                socket.create_connection(address, _REACH_SECONDS).close()
+            except OSError as error:
+                return [*found, error.strerror or str(error)]
+            found.append("")
+        return found
+
+
+def _or_why(action: Callable[[], object]) -> object:
+    """What it returns ('' for None), or why the system refuses that: a disk may be full."""
     try:
-        socket.create_connection(address, _REACH_SECONDS).close()
+        found = action()
+        return "" if found is None else found
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        return str(error)
 
 
 def _end_with(last: Callable[[], object], control: socket.socket) -> None:

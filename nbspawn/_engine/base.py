@@ -32,6 +32,10 @@ class Engine(Protocol):
         """The file name of the running cell; None if no cell runs."""
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the last command's start."""
+
+    @property
     def log_dir(self) -> str:
         """The directory of the ranks' logs."""
 

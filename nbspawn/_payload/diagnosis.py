@@ -27,8 +27,8 @@ RETURN_MODULE = "Return what it wraps (`model.module`), or its state_dict()."
 OR_FORK = ", or run with -m fork"
 """What helps on one machine only."""
 SEND_MODULES = (
-    "Install it on all nodes; modules of your own are sent by ray.init(runtime_env={'working_dir': '.'}) before the "
-    "first run."
+    "Install it on all nodes. Modules of your own are sent over SSH if they are below the current directory, and under "
+    "Ray by ray.init(runtime_env={'working_dir': '.'}) before the first run."
 )
 _REMEDIES = {  # by type, module or package of the type or of a base of it; the most specific first
     "_io": "Open it inside the cell, so that each rank has a file of its own.",

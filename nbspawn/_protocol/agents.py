@@ -108,10 +108,11 @@ CALLS: Mapping[str, Any] = {
     "usage": list[Reading] | None,
     "losses": list[str] | None,
     "regroup": bool | None,
-    "reach": str,
+    "listen": tuple[str, int],
+    "reach": list[str],
     "backend": str,
-    "use_folders": list[bool],
-    "write_files": bool,
+    "use_folders": list[bool] | str,
+    "write_files": str,
 }
 """What the methods return; None where there are no ranks."""
 

@@ -180,7 +180,7 @@ def _start_on_nodes(
     hosts = [link.host for link in agents.links]
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
     how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
-    notes = replaced.left_out(packed.left_out, elsewhere=True) + engine.notes
+    notes = replaced.left_out(packed.left_out, elsewhere=True)
     started = StartedRanks(engine, how, notes, since, since, known, kept=options.keep)
     if isinstance(job, CellJob):
         started.magics.update(job.magics)

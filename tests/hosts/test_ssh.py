@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
@@ -57,6 +58,7 @@ def relays() -> list[psutil.Process]:
             [Host("one", "", "/a/python"), Host("two", "", "/a/python"), Host("three", "", sys.executable)],
         ),
         ("[fe80::1%eth0]:22/p", [Host("fe80::1%eth0", "22", "/p")]),
+        ("one/~/env/bin/python", [Host("one", "", "/~/env/bin/python")]),
     ],
 )
 def test_hosts(given: str, found: list[Host]) -> None:
@@ -91,6 +93,7 @@ def test_as_many_nodes_as_hosts() -> None:
             "/p is Python 3.9, and the kernel's is 3.11",
         ),
         (255, "something new", "ssh says: something new"),
+        (1, "", "ssh has ended with exit code 1, and has said nothing"),
     ],
 )
 def test_why_there_is_no_agent(code: int, said: str, meaning: str) -> None:
@@ -105,6 +108,7 @@ def test_why_there_is_no_agent(code: int, said: str, meaning: str) -> None:
             "a rank's words\nTimeout, server box not responding.\nmore words",
             "ssh says: Timeout, server box not responding.",
         ),
+        (0, "a warning\nnbspawn: the agent has ended with signal 9", "the agent has ended with signal 9"),
         (
             0,
             "ImportError: no\nnbspawn: the agent has ended with exit code 1",
@@ -208,6 +212,98 @@ def test_own_modules_are_sent_and_edits_follow(
 
 
 @clean
+def test_what_is_deleted_or_in_another_directory_is_not_there(
+    hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_modules, "_both", lambda path: ("/not/there",))
+    for folder, name in (("a", "first.py"), ("a", "second.py"), ("b", "third.py")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text("")
+    (tmp_path / "a" / "linked").symlink_to(tmp_path / "b")
+
+    def there(rank: int) -> list[str]:
+        from importlib.util import find_spec
+
+        names = ("first", "second", "third")
+        return [name for name in names if find_spec(name)] + os.listdir("linked" if os.path.exists("linked") else ".")
+
+    monkeypatch.chdir(tmp_path / "a")
+    assert call(hosts, there) == [["first", "second", "third.py"]] * 4
+    (tmp_path / "a" / "first.py").unlink()
+    assert call(hosts, there) == [["second", "third.py"]] * 4
+    monkeypatch.chdir(tmp_path / "b")
+    assert call(hosts, there) == [["third", "third.py"]] * 4
+
+
+@clean
+def test_edits_of_what_a_host_has_of_its_own(
+    workplace: str,
+    client: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clone of the repository, which it has at another place."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "cloned.py").write_text("value = 1")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(own_modules, "_both", lambda path: (path.replace("/here", "/there"),))
+
+    def value(rank: int) -> tuple[int, str]:
+        from cloned import value  # type: ignore[import-not-found]
+
+        return value, os.path.dirname(sys.modules["cloned"].__file__ or "")
+
+    host = SshHosts("ssh:box")
+    assert call(host, value, nprocs=1) == [(1, str(there))]
+    with Kept(host, nprocs=1, autoreload=True) as kept:
+        assert kept.execute("import cloned; cloned.value") == [1]
+        (here / "cloned.py").write_text("value = 22")
+        kept.execute("pass")
+        assert kept.engine.notes[0].startswith("cloned.py has changed here, but")
+    ((found, path),) = call(host, value, nprocs=1)
+    assert found == 22 and "nbspawn-modules-" in path
+    agents.release()
+
+
+@clean
+def test_of_too_many_those_that_were_imported(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(own_modules, "_both", lambda path: ("/not/there",))
+    monkeypatch.setattr(own_modules, "MOST_FILES", 2)
+    for number in range(4):
+        (tmp_path / f"many{number}.py").write_text("")
+    importlib.import_module("many1"), importlib.import_module("many2")
+    assert call(hosts, lambda rank: sorted(os.listdir())) == [["many1.py", "many2.py"]] * 4
+    (tmp_path / "many2.py").unlink()
+    assert call(hosts, lambda rank: sorted(os.listdir())) == [["many1.py"]] * 4
+    for name in ("many1", "many2"):
+        del sys.modules[name]
+
+
+@clean
+def test_a_host_that_cannot_write(
+    workplace: str, client: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file size that is limited fails as a full disk does."""
+    python = tmp_path / "python"
+    monkeypatch.setattr(own_modules, "_both", lambda path: ("/not/there",))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large.py").write_text("#" * 300_000)
+    for blocks, why in (
+        (400, "has not taken the notebook's modules: .*too large"),
+        (1, "cannot be written to .*large"),
+    ):
+        python.write_text(f'#!/bin/sh\nulimit -f {blocks}\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        with pytest.raises(nbspawn.StartError, match=why):
+            call(SshHosts(f"ssh:box{python}"), abs, nprocs=1)  # type: ignore[arg-type]
+        agents.release()
+
+
+@clean
 def test_modules_that_a_host_has_are_not_sent(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").write_text("")
@@ -252,10 +348,21 @@ def test_what_is_killed_is_named_and_nothing_is_left(workplace: str, client: Non
     agents.release()
 
 
+@pytest.mark.parametrize(
+    ("path", "quoted"),
+    [("/a/b", "/a/b"), ("/a b/$c", "'/a b/$c'"), ("/~/e/python", "~/e/python"), ("/~/e f/python", "~/'e f/python'")],
+)
+def test_the_path_of_an_interpreter_for_a_shell(path: str, quoted: str) -> None:
+    assert f"exec {quoted} -I" in ssh._command(Host("one", "", path))[-1]
+
+
 @clean
 def test_a_client_that_is_not_there(workplace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBSPAWN_SSH", "/no/ssh")
     with pytest.raises(nbspawn.UsageError, match="--on ssh needs OpenSSH's client: there is no /no/ssh here"):
+        call(SshHosts("ssh:one"), abs, nprocs=2)  # type: ignore[arg-type]
+    monkeypatch.setenv("NBSPAWN_SSH", "ssh 'open")
+    with pytest.raises(nbspawn.UsageError, match="NBSPAWN_SSH is .*No closing quotation"):
         call(SshHosts("ssh:one"), abs, nprocs=2)  # type: ignore[arg-type]
 
 
@@ -265,8 +372,9 @@ def test_a_client_that_is_not_there(workplace: str, monkeypatch: pytest.MonkeyPa
     [("/no/python", "there is no /no/python there"), (f"{SUPPORT}/fake_python", "is Python 2.7, and the kernel's is")],
 )
 def test_an_interpreter_that_does_not_fit(workplace: str, client: None, python: str, why: str) -> None:
-    with pytest.raises(nbspawn.StartError, match=f"no agent could be started on box: .*{why}"):
+    with pytest.raises(nbspawn.StartError, match=f"no agent could be started on box: .*{why}") as caught:
         call(SshHosts(f"ssh:box{python}"), abs, nprocs=2)  # type: ignore[arg-type]
+    assert "Welcome" not in str(caught.value), "what a login prints is not the reason"
 
 
 # ---------------------------------------------------------------- the relay
@@ -328,13 +436,26 @@ def test_a_connection_that_is_not_read_holds_up_no_other() -> None:
 @clean
 def test_what_was_said_last_arrives() -> None:
     ends = Ends()
-    ends.inner[0].sendall(b"x" * 3_000_000)
-    ends.inner[0].close()
+
+    def say() -> None:
+        ends.inner[0].sendall(b"x" * 3_000_000)
+        ends.inner[0].close()
+
+    threading.Thread(target=say).start()
     found = bytearray()
     while part := ends.outer[0].recv(1 << 20):
         found += part
     assert len(found) == 3_000_000
     ends.close()
+
+
+def test_a_slow_line_has_little_on_its_way() -> None:
+    connection = relay._Connection(0, socket.socket())
+    for arrived, window in ((0, 1 << 18), (2_000_000, 1_000_000), (100 << 20, 4 << 20)):
+        connection.arrived = arrived
+        connection.choose_window(2.0)
+        assert connection.window == window
+    connection.end.close()
 
 
 @clean

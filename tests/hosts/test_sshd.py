@@ -53,13 +53,16 @@ def test_a_cell_over_two_hosts(reached: Kernel, servers: Servers) -> None:
 
 def test_a_firewall_between_hosts(reached: Kernel, servers: Servers) -> None:
     """ssh reaches both, and they do not reach each other."""
-    route = [*servers.inside(2), "ip", "route"]
-    servers.run([*route, "add", "blackhole", servers.address_of(1)])
-    ok(reached.execute("%ranks release"))
-    reply = reached.execute("%%spawn 2 --on ssh:host1,host2\nrank")
-    servers.run([*route, "del", "blackhole", servers.address_of(1)])
-    assert f"host2 does not reach host1 at {servers.address_of(1)}, port " in reply.evalue
-    assert "allow that in the firewall between them" in reply.evalue
+    first = servers.address_of(1)
+    servers.run([*servers.inside(2), "ip", "route", "add", "unreachable", first])
+    for hosts in ("host2,host1", "host1,host2"):
+        reply = reached.execute(f"%%spawn 2 --on ssh:{hosts}\nrank")
+        assert " does not reach host" in reply.evalue
+        assert "allow that in the firewall between them" in reply.evalue
+    assert (
+        f"host2 does not reach host1 at {first}, port " in reached.execute("%%spawn 2 --on ssh:host2,host1\n1").evalue
+    )
+    servers.run([*servers.inside(2), "ip", "route", "del", "unreachable", first])
 
 
 def test_a_laptop_and_one_host(reached: Kernel) -> None:

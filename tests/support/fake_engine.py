@@ -19,6 +19,7 @@ class FakeEngine:
     end at the signal that they ``obey``."""
 
     cell = "cell"
+    notes = ()
     log_dir = "/no/such/logs"
     logs_exist = False
     logs_stay = False

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from nbspawn._engine.cluster import preparation
 from nbspawn._engine.cluster.agents import Agents
-from nbspawn._engine.cluster.nodes import Node, Nodes
+from nbspawn._engine.cluster.nodes import ANSWER_SECONDS, SOON_SECONDS, Node, Nodes
 from nbspawn._engine.kernel.directories import run_directories
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run import stacks
@@ -62,7 +64,7 @@ class HostRanks:
         self._lost_at = math.inf
         """When a node is lost that has not reported the end of its ranks (CLOCK_MONOTONIC seconds)."""
         self.notes: tuple[str, ...] = ()
-        """What was sent besides."""
+        """For the user, of what was sent besides."""
         self._closed = False
         self._copies: RunFiles | None = None
         self._nodes = Nodes(agents, self.nprocs, command.command_number)
@@ -74,12 +76,13 @@ class HostRanks:
     def _begin(
         self, packed: Packed, options: LaunchOptions, notebook: Settings, cancelled: Callable[[], object]
     ) -> None:
-        self._send_modules()
+        if self._agents.modules is not None:
+            self.notes = preparation.send_modules(self._agents.modules, self._nodes, True, cancelled)
         several = len(self._agents.links) > 1
         if several and self._agents.master is None:
-            self._agents.master = self._meeting_point()
+            self._agents.master = preparation.meeting_point(self._agents, self._nodes)
         if options.backend == "auto":
-            options = replace(options, backend=self._backend(options))
+            options = replace(options, backend=preparation.backend(self._nodes, partial(_own, options)))
         addresses = tuple(node.link.address for node in self._nodes)
         run_id = new_run_id()
         for number, node in enumerate(self._nodes):
@@ -97,51 +100,6 @@ class HostRanks:
             if node.begun is None:
                 why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
                 raise StartError(f"no ranks could be started on {node.link.host}: {why}")
-
-    def _meeting_point(self) -> tuple[str, int]:
-        """Node 0's store, which all other nodes reach. Raises StartError."""
-        first, *others = self._nodes
-        (answer,) = self._nodes.ask("serve_store", only=first)
-        if answer is None:
-            why = self._agents.starter.failures().get(0) or first.link.lost or "it does not answer"
-            raise StartError(f"the node {first.link.host} does not serve the ranks' store: {why}")
-        host, port = answer
-        for node, why in zip(others, self._nodes.ask_each("reach", lambda _: (answer,), others), strict=True):
-            if why:
-                raise StartError(
-                    f"{node.link.host} does not reach {first.link.host} at {host}, port {port}: {why}. The ranks of "
-                    "several hosts connect to each other, at any port: allow that in the firewall between them"
-                )
-        return host, port
-
-    def _backend(self, options: LaunchOptions) -> str:
-        """The one for 'auto': which nodes choose, if all choose the same."""
-        chosen = set(self._nodes.ask_each("backend", lambda node: (_own(options, node),)))
-        return chosen.pop() if len(chosen) == 1 and None not in chosen else "gloo"
-
-    def _send_modules(self) -> None:
-        """Send nodes that lack them the user's own modules, or those that have changed. Raises StartError."""
-        if (modules := self._agents.modules) is None:
-            return
-        files = modules.changed() if modules.wanted else None
-        if files is None:
-            folders = modules.folders()
-            wanted = self._nodes.ask("use_folders", folders)
-            modules.wanted = {node.link.node: one or [] for node, one in zip(self._nodes, wanted, strict=True)}
-            numbers = {n for lacking in modules.wanted.values() for n, is_lacking in enumerate(lacking) if is_lacking}
-            files = {number: modules.contents(number) for number in numbers}
-
-        def lacks(node: Node) -> dict[int, dict[str, bytes]]:
-            wants = modules.wanted[node.link.node]
-            return {number: texts for number, texts in files.items() if texts and wants[number]}
-
-        to = [node for node in self._nodes if not node.link.lost and lacks(node)]
-        taken = self._nodes.ask_each("write_files", lambda node: (lacks(node),), to)
-        for node, done in zip(to, taken, strict=True):
-            if not done:
-                raise StartError(f"{node.link.host} has not taken the notebook's modules: it does not answer")
-            sent = [text for texts in lacks(node).values() for text in texts.values()]
-            self.notes += (f"{len(sent)} modules ({sum(map(len, sent)) / 1e3:,.0f} KB) were sent to {node.link.host}.",)
 
     # ------------------------------------------------------------ what is known
 
@@ -242,7 +200,8 @@ class HostRanks:
     # ------------------------------------------------------------ commands
 
     def run(self, commands: Mapping[int, RunCell | RunFunction]) -> None:
-        self._send_modules()
+        if self._agents.modules is not None:
+            self.notes = preparation.send_modules(self._agents.modules, self._nodes, False)
         self._command = next(iter(commands.values()))
         self._nodes.returned.clear()
         self._nodes.lost.clear()
@@ -291,7 +250,9 @@ class HostRanks:
         def arguments(node: Node) -> tuple[bool, list[int]]:
             return deep, [rank - node.first for rank in native if rank in node.ranks]
 
-        return self._nodes.by_rank(self._nodes.ask_each("look", arguments, soon=not (deep or native)))
+        return self._nodes.by_rank(
+            self._nodes.ask_each("look", arguments, seconds=ANSWER_SECONDS if deep or native else SOON_SECONDS)
+        )
 
     def ask(self, question: Question[T]) -> dict[int, T | None]:
         return self._nodes.by_rank(self._nodes.ask("ask", question))
@@ -342,5 +303,6 @@ class HostRanks:
 
 
 def _own(options: LaunchOptions, node: Node) -> LaunchOptions:
-    """Those of the node's own ranks."""
-    return replace(options, nprocs=node.count, on=None, nnodes=1)
+    """Those of the node's own ranks. The kernel's front end has chosen where figures appear."""
+    figures = {name: os.environ[name] for name in ("MPLBACKEND",) if name in os.environ}
+    return replace(options, nprocs=node.count, on=None, nnodes=1, env={**figures, **options.env})

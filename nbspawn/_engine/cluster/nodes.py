@@ -25,10 +25,10 @@ from nbspawn._protocol.plain import NotPlainError, loaded
 
 _log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
+ANSWER_SECONDS = 5.0  # a node that does not answer for so long is passed over; the operating system notices its end
 _SOON = ("ask", "stood", "usage", "losses")
 """What an agent answers at once, and may be asked before ranks are stopped."""
-_SOON_SECONDS = 1.5  # to answer that
+SOON_SECONDS = 1.5  # to answer that
 _TICK = 0.05
 _LOOK_AFTER = 1.0  # seconds
 _GATHER = 0.05  # seconds for which events that are not urgent are gathered: of hundreds of nodes each has some
@@ -220,29 +220,29 @@ class Nodes:
 
     def ask(self, method: str, *arguments: Any, only: Node | None = None) -> list[Any]:
         """What the method returns on each node, or on this one; None of one that does not answer."""
-        return self.ask_each(method, lambda _: arguments, self._nodes if only is None else [only], method in _SOON)
+        seconds = SOON_SECONDS if method in _SOON else ANSWER_SECONDS
+        return self.ask_each(method, lambda _: arguments, self._nodes if only is None else [only], seconds)
 
     def ask_each(
         self,
         method: str,
         arguments: Callable[[Node], tuple[Any, ...]],
         nodes: Sequence[Node] | None = None,
-        soon: bool = False,
+        seconds: float = ANSWER_SECONDS,
+        cancelled: Callable[[], object] = bool,
     ) -> list[Any]:
-        """Call this method of each node's engine as ``ask`` does, with ``arguments`` of its own; ``soon``, if an agent
-        answers that at once."""
+        """Call this method of each node's engine as ``ask`` does, with ``arguments`` of its own. Answers are waited for
+        so many ``seconds`` after the last of these have left, or until that is ``cancelled``."""
         number = next(_numbers)
         keys = {(node.link.node, number): node for node in (self._nodes if nodes is None else nodes)}
         self._answers.update(dict.fromkeys(keys))
         for node in keys.values():
             self.send(node, Call(method, arguments(node), number))
 
-        seconds = _SOON_SECONDS if soon else _ANSWER_SECONDS
-
         def missing() -> list[Node]:
             return [node for key, node in keys.items() if not (self._answers[key] or node.link.lost)]
 
-        self.wait(lambda: all(node.silent and method != "dispose" for node in missing()), seconds)
+        self.wait(lambda: cancelled() or all(node.silent and method != "dispose" for node in missing()), seconds)
         for node in missing():
             node.silent = True
         return [self._answer(method, node, self._answers.pop(key, None)) for key, node in keys.items()]

@@ -6,7 +6,8 @@ import hashlib
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +17,14 @@ from nbspawn._protocol.edits import Version
 
 MOST_FILES, MOST_BYTES = 2_000, 16_000_000
 """Of all folders together."""
+_MOST_ENTRIES = 20_000
+"""Of all kinds, in one folder and below: to look at so many takes 0.1 s before each command."""
 _NOT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist"})
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """What a folder with an environment's packages has."""
+
+Texts = dict[str, bytes | None]
+"""Of files by their paths in a folder, compressed; None for one that is to be removed."""
 
 
 @dataclass
@@ -40,39 +46,49 @@ class OwnModules:
         ]
         return [*own, Folder((), {}, "IPython")]
 
-    def changed(self) -> dict[int, dict[str, bytes]] | None:
+    def changed(self) -> dict[int, Texts] | None:
         """The files that have changed since then, by the number of the folder; None if there are other folders."""
         now, before = self._look(), self.versions
         if list(now) != list(before):
             return None
-        found = {}
+        found: dict[int, Texts] = {}
         for number, (folder, files) in enumerate(before.items()):
-            other = [path for path, version in now[folder].items() if files.get(path) != version]
-            if other:
-                found[number] = self.contents(number, other)
-                files.update({path: now[folder][path] for path in other})
+            texts: Texts = dict.fromkeys(files.keys() - now[folder].keys())
+            for path, version in now[folder].items():
+                if files.get(path) != version:
+                    texts[path] = _compressed(folder / path)
+            if texts:
+                found[number] = texts
+        self.versions = now
         return found
 
-    def contents(self, number: int, paths: list[str] | None = None) -> dict[str, bytes]:
-        """The texts, compressed, of these files of a folder, or of all."""
+    def contents(self, number: int) -> Texts:
+        """The texts of all files of a folder."""
         if number == len(self.versions):
             return {path: zlib.compress(text) for path, text in sent_packages.shell().items()}
         folder, files = list(self.versions.items())[number]
-        return {path: zlib.compress(_read(folder / path)) for path in (files if paths is None else paths)}
+        return {path: _compressed(folder / path) for path in files}
+
+    def is_wanted(self, number: int) -> bool:
+        """Does any node want this folder?"""
+        return any(wants[number] for wants in self.wanted.values())
+
+    def has_of_its_own(self, node: int, files: Mapping[int, Texts]) -> str:
+        """The path of one of these files that the node has itself; '' if it has none."""
+        wanted = self.wanted[node]
+        return next((path for number, texts in files.items() if not wanted[number] for path in texts), "")
 
     def _look(self) -> dict[Path, dict[str, Version]]:
         """What there is; of a folder that has too much only what this process has imported."""
-        imported = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
         found: dict[Path, dict[str, Version]] = {}
         count = size = 0
         for folder in _folders():
             files: dict[str, Version] = {}
             more = 0
-            for path, version in _files(folder, ""):
+            for path, version in _files(folder):
                 files[path], more = version, more + version[1]
-                if count + len(files) > MOST_FILES or size + more > MOST_BYTES:
-                    inside = [path for path in imported if path.suffix == ".py" and path.is_relative_to(folder)]
-                    files = {path.relative_to(folder).as_posix(): _version(path) for path in inside}
+                if not path or count + len(files) > MOST_FILES or size + more > MOST_BYTES:
+                    files = _imported(folder)
                     break
             count += len(files)
             size += sum(size for _, size in files.values())
@@ -87,44 +103,68 @@ def _both(path: str) -> tuple[str, ...]:
 
 
 def _folders() -> list[Path]:
-    """Those to look in; one that is inside another one is not looked in twice."""
+    """Those to look in."""
     paths = [os.getcwd(), *(os.path.abspath(path) for path in sys.path if path and not _installed(path))]
     return [Path(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
 
 
+_PREFIXES = frozenset({sys.prefix, sys.base_prefix, sys.exec_prefix})
+
+
 def _installed(path: str) -> bool:
-    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
-    return not _NOT.isdisjoint(Path(path).parts) or any(Path(path).is_relative_to(prefix) for prefix in prefixes)
+    return not _NOT.isdisjoint(Path(path).parts) or any(Path(path).is_relative_to(prefix) for prefix in _PREFIXES)
 
 
-def _files(folder: Path, below: str) -> Iterator[tuple[str, Version]]:
-    try:
-        entries = list(os.scandir(folder / below))
-    except OSError:
-        return
-    if any(entry.name in _ENVIRONMENTS for entry in entries):
-        return
-    for entry in entries:
-        path = f"{below}/{entry.name}".lstrip("/")
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name not in _NOT and not entry.name.startswith("."):
-                yield from _files(folder, path)
-        elif entry.name.endswith(".py") and entry.is_file():
-            status = entry.stat()
-            yield path, (status.st_mtime, status.st_size)
+def _imported(folder: Path) -> dict[str, Version]:
+    files = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    found = {}
+    for file in files:
+        if file.suffix == ".py" and file.is_relative_to(folder) and not _installed(os.fspath(file)):
+            with suppress(OSError):  # it was deleted
+                status = file.stat()
+                found[file.relative_to(folder).as_posix()] = status.st_mtime, status.st_size
+    return found
 
 
-def _version(path: Path) -> Version:
-    status = path.stat()
-    return status.st_mtime, status.st_size
+def _files(folder: Path) -> Iterator[tuple[str, Version]]:
+    """The paths, and versions; '' if there is too much to look at."""
+    seen = set()  # a link may lead upwards
+    count = 0
+    below = [""]
+    while below:
+        inside = below.pop()
+        try:
+            entries = list(os.scandir(folder / inside))
+        except OSError:
+            continue
+        real = os.path.realpath(folder / inside)
+        if real in seen or (inside and real in _PREFIXES) or any(entry.name in _ENVIRONMENTS for entry in entries):
+            continue
+        seen.add(real)
+        count += len(entries)
+        if count > _MOST_ENTRIES:
+            yield "", (0.0, 0)
+            return
+        for entry in entries:
+            path = f"{inside}/{entry.name}".lstrip("/")
+            with suppress(OSError):
+                if entry.name.endswith(".py") and entry.is_file() and os.access(entry, os.R_OK):
+                    yield path, (entry.stat().st_mtime, entry.stat().st_size)
+                elif entry.name not in _NOT and not entry.name.startswith(".") and entry.is_dir():
+                    below.append(path)
 
 
-def _read(path: Path) -> bytes:
+def _compressed(path: Path) -> bytes | None:
+    text = _read(path)
+    return None if text is None else zlib.compress(text)
+
+
+def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:  # it was deleted
-        return b""
+        return None
 
 
 def _digest(path: Path) -> bytes:
-    return hashlib.sha256(_read(path)).digest()
+    return hashlib.sha256(_read(path) or b"").digest()

@@ -63,7 +63,16 @@ class _Connection:
         """What the socket has not taken yet."""
         self.taken = 0
         """Bytes that it has taken, and the other side has not been told."""
+        self.window = _WINDOW // 4
+        self.arrived = 0
+        """Bytes that the other side's socket has taken since the window was chosen."""
         self.events = 0
+
+    def choose_window(self, seconds: float) -> None:
+        """As much as has arrived in a second, of these last ones. So on a slow line little is ahead of what comes next,
+        such as Stop; and as long as the line is not full, each choice allows for more."""
+        self.window = int(min(_WINDOW, max(_WINDOW / 16, self.arrived / seconds)))
+        self.arrived = 0
 
 
 class Relay:
@@ -115,6 +124,8 @@ class Relay:
                 else:
                     key.data()
             if now - said > _SAY_SECONDS:
+                for connection in self._connections:
+                    connection.choose_window(now - said)
                 said = now
                 self._put(_ALIVE, 0, 0)
             if now - heard > self._seconds:
@@ -167,6 +178,7 @@ class Relay:
                 self._of, self._left = number, size
             elif what == _TAKEN:
                 self._connections[number].on_their_way -= size
+                self._connections[number].arrived += size
 
     def _put(self, what: bytes, number: int, size: int, data: bytes = b"") -> None:
         for part in (_HEAD.pack(what, number, size), data):
@@ -202,7 +214,7 @@ class Relay:
                 self._selector.unregister(self._sink)
         for connection in self._connections:
             events = selectors.EVENT_WRITE if connection.waiting else 0
-            if self._unsent_bytes < _AHEAD and connection.on_their_way < _WINDOW:
+            if self._unsent_bytes < _AHEAD and connection.on_their_way < connection.window:
                 events |= selectors.EVENT_READ
             if events != connection.events:
                 if not connection.events:
@@ -240,7 +252,7 @@ class Relay:
         except OSError:
             connection.waiting.clear()
             raise Ended from None
-        if connection.taken >= _WINDOW // 8:
+        if connection.taken >= _WINDOW // 64:
             self._put(_TAKEN, connection.number, connection.taken)
             connection.taken = 0
 
@@ -263,14 +275,15 @@ def far() -> None:
     mine = ".".join(platform.python_version_tuple()[:2])
     if mine != task["python"]:
         sys.exit(f"nbspawn: {sys.executable} is Python {mine}, and the kernel's is {task['python']}")
-    folder = tempfile.mkdtemp(prefix="nbspawn-code-")
-    held = _sign(folder)
-    try:
-        _unpack(archive, folder)
+    with contextlib.ExitStack() as made:
+        try:
+            folder = tempfile.mkdtemp(prefix="nbspawn-code-")
+            made.callback(shutil.rmtree, folder, ignore_errors=True)
+            made.callback(os.close, _sign(folder))
+            _unpack(archive, folder)
+        except OSError as error:
+            sys.exit(f"nbspawn: nbspawn cannot be written to {tempfile.gettempdir()}: {error.strerror}")
         _run_agent(task, folder, source, sink)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
 
 
 def _run_agent(task: dict[str, Any], folder: str, source: int, sink: int) -> None:
@@ -401,7 +414,7 @@ def _run_host(
 ) -> None:
     """Run the host's command, and relay. Then its sockets are closed."""
     begin = b"%08d" % len(text) + text + packed(host["task"]) + archive
-    words, why, code, connected = bytearray(), "", 0, False
+    words, before, why, code, connected = bytearray(), b"", "", 0, False
     try:
         for attempt in range(_TRIES):
             command = subprocess.Popen(
@@ -414,7 +427,7 @@ def _run_host(
             ]
             for thread in beside:
                 thread.start()
-            came = _until_magic(command.stdout.fileno(), told, words)
+            came, before = _until_magic(command.stdout.fileno(), told)
             if came is not None:
                 connected = True
                 try:
@@ -434,7 +447,8 @@ def _run_host(
             words.clear()
     except OSError as error:
         why = f"{host['command'][0]}: {error.strerror}"
-    line = {"node": node, "connected": connected, "code": code, "why": why, "said": words.decode(errors="replace")}
+    said = (before[-_WORDS:] + words).decode(errors="replace")
+    line = {"node": node, "connected": connected, "code": code, "why": why, "said": said}
     with contextlib.suppress(OSError):  # the kernel has gone
         os.write(1, json.dumps(line).encode() + b"\n")
     for end in ends:
@@ -456,19 +470,18 @@ def _send(stdin: int, data: bytes) -> None:
         return
 
 
-def _until_magic(stdout: int, told: int, words: bytearray) -> bytes | None:
-    """What comes after the mark; None if it does not come."""
+def _until_magic(stdout: int, told: int) -> tuple[bytes | None, bytes]:
+    """What comes after the mark (None if it does not come), and, without it, what came."""
     seen = bytearray()
     while told not in select.select([stdout, told], [], [])[0]:
         part = os.read(stdout, 1 << 16)
         seen += part
-        before, mark, after = seen.partition(MAGIC)
+        _, mark, after = seen.partition(MAGIC)
         if mark:
-            return bytes(after)
+            return bytes(after), b""
         if not part:
-            words += seen[-_WORDS:]
             break
-    return None
+    return None, bytes(seen)
 
 
 def _ended(command: subprocess.Popen[bytes]) -> int:

@@ -202,7 +202,11 @@ def found(where: str) -> tuple[list[tuple[str, str]], int]:
 
 def command() -> list[str]:
     """The SSH client, which NBSPAWN_SSH replaces, as GIT_SSH_COMMAND does for git."""
-    return shlex.split(os.environ.get("NBSPAWN_SSH", "")) or ["ssh"]
+    given = os.environ.get("NBSPAWN_SSH", "")
+    try:
+        return shlex.split(given) or ["ssh"]
+    except ValueError as error:
+        raise UsageError(f"NBSPAWN_SSH is {given!r}: {error}") from None
 
 
 def _command(host: Host) -> list[str]:
@@ -213,6 +217,8 @@ def _command(host: Host) -> list[str]:
 
 def _quoted(path: str) -> str:
     """For any login shell: sh, fish and csh all know single quotes."""
+    if path.startswith("/~/"):  # as in git's URLs
+        return "~/" + _quoted(path[3:])
     if re.fullmatch(r"[\w@%+:,./~-]+", path):
         return path
     if set(path) & set("'!\n\\"):
@@ -261,7 +267,8 @@ def lost(host: Host, exit_code: int, said: str) -> str:
     for line in reversed(lines):
         if line.startswith("nbspawn: "):
             before = lines[lines.index(line) - 1] if lines.index(line) else ""
-            return line.removeprefix("nbspawn: ") + (f" ({before})" if before else "")
+            is_error = "exit code" in line and re.match(r"\w+(Error|Exception)\b", before)
+            return line.removeprefix("nbspawn: ") + (f" ({before})" if is_error else "")
         if exit_code == _EXIT_SSH and _OF_SSH.match(line):
             return f"ssh says: {line}"
     return f"ssh was killed by signal {-exit_code}" if exit_code < 0 else ""
@@ -297,4 +304,4 @@ def explained(host: Host, exit_code: int, said: str) -> str:
                 return f"{meaning.format(host=host.name, name=name)}. ssh says: {line}"
     if own := [line for line in lines if line.startswith("nbspawn: ")]:
         return own[-1].removeprefix("nbspawn: ") + (f" ({last})" if last != own[-1] else "")
-    return f"ssh says: {last}" if last else ""
+    return f"ssh says: {last}" if last else f"ssh has ended with exit code {exit_code}, and has said nothing"

@@ -96,6 +96,8 @@ class LocalRanks(ProcessContext):
         """How many ranks there are, or were."""
         return len(self.processes)
 
+    notes = ()
+
     @property
     def cell(self) -> str | None:
         """The running cell's file name, if a cell runs."""
