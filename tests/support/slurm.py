@@ -84,6 +84,15 @@ class Slurm(Machines):
         assert found is not None, said
         return found[1]
 
+    def submit(self, *options: str) -> str:
+        """Have a job that runs until it is ended, or waits for nodes; returns its number."""
+        return self.run_slurm("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep infinity", *options).strip()
+
+    def end(self, job: str) -> None:
+        """End the job, and wait for that."""
+        self.run_slurm("scancel", job)
+        wait(lambda: job not in self.run_slurm("squeue", "--noheader", "--format=%i").split())
+
     def prepare(self) -> None:
         key = Path(self.folder, "key")
         key.touch(mode=0o400)

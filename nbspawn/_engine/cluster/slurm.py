@@ -202,7 +202,7 @@ def _job(where: str) -> str:
 
 def _asked(job: str) -> list[str]:
     """The job's state, its number of nodes, their names and the reason that Slurm gives."""
-    lines = _said_by("squeue", "--noheader", f"--jobs={job}", "--format=%T|%D|%N|%r").splitlines()
+    lines = _said_by("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%D|%N|%r").splitlines()
     if not lines:
         raise StartError(f"Slurm has no job {job} any more (squeue --me shows yours)")
     return [part.strip() for part in lines[0].split("|")]
