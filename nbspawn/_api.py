@@ -118,8 +118,8 @@ def spawn(
         view: how the run is shown; None: the notebook's default view, or in a script lines marked with their ranks on
             ``sys.stdout``.
         on: 'local' for this machine, 'ssh:HOST' or 'ssh:HOST,HOST' for machines that ssh reaches (each as
-            USER@HOST:PORT/PATH/TO/PYTHON), 'ray' or 'ray:HOST:PORT' for a running Ray cluster. Needs ``join``, and
-            a number for ``nprocs``.
+            USER@HOST:PORT/PATH/TO/PYTHON), 'slurm' or 'slurm:JOB' for a Slurm allocation, 'ray' or 'ray:HOST:PORT' for
+            a running Ray cluster. Needs ``join``, and a number for ``nprocs``.
         nnodes: how many nodes of the cluster to use, each for its share of the ranks; None: all that ``on`` names, or
             one node of a Ray cluster.
 

@@ -452,7 +452,11 @@ def test_the_number_of_ranks_in_torchruns_words(kernel: Kernel) -> None:
     [
         ("2 --nnodes 2", "x", "2 nodes need a cluster: --on ray"),
         ("2 --nproc-per-node 3", "x", "--nnodes 1 times --nproc-per-node 3 is not NPROCS 2: leave one of them out"),
-        ("2 --on mars", "x", "'mars' is no place for ranks: use local, ray or ray:HOST:PORT, ssh:HOST,HOST"),
+        (
+            "2 --on mars",
+            "x",
+            "'mars' is no place for ranks: use local, ray or ray:HOST:PORT, ssh:HOST,HOST, slurm or slurm:JOB",
+        ),
         ("--nproc-per-node zero", "x", "must be a number of 1 or more, got 'zero'"),
         ("2 --local-ranks-filter a", "x", "'a' is not a list of numbers such as 0,2"),
         ("2 --local-ranks-filter 0,2", "x", "--local-ranks-filter 2: there is no such rank, the last one is 1"),
