@@ -220,12 +220,19 @@ def _tried(action: Callable[[], object]) -> str:
 
 def main() -> None:
     """Print the report."""
+    from nbspawn._engine import clusters
+
     parser = argparse.ArgumentParser(prog="python -m nbspawn", description="What works on this machine.")
     parser.add_argument("--all", action="store_true", help="also start ranks with spawn, which takes some seconds")
-    where = "also start ranks on the nodes of a cluster: ray, or ray:HOST:PORT"
+    where = f"also start ranks on other machines: {clusters.usage()}"
     parser.add_argument("--on", metavar="WHERE", default="", help=where)
-    parser.add_argument("--check", choices=["gpu"], help="check for a minute or two how ranks work on the GPUs")
+    check = "check for a minute or two how ranks work on the GPUs; with --on: the machines there, and whether they meet"
+    parser.add_argument("--check", nargs="?", choices=["gpu"], const="gpu", help=check)
     given = parser.parse_args()
+    if given.check and given.on:
+        from nbspawn import _check_hosts
+
+        sys.exit(_check_hosts.hosts(given.on))
     if given.check:
         from nbspawn import _check
 

@@ -25,7 +25,8 @@ class Cluster:
         """The module. It has ``count(where, asked)``, which returns on how many nodes ranks run if so many were asked
         for (None: as many as are usual there); ``starter(where, nprocs, nodes, backend)``, which returns a ``Starter``
         (base.py) for so many ranks on so many nodes; and, for ``python -m nbspawn``, ``found(where)``: pairs of texts
-        about the cluster, and how many of its nodes can have a rank. They raise UsageError, and StartError where there
+        about the cluster, and how many of its nodes can have a rank; and ``singly(where)``: each of the nodes alone, as
+        far as users name them. They raise UsageError, and StartError where there
         is no cluster."""
         return importlib.import_module(self._module)
 

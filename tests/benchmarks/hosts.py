@@ -1,4 +1,5 @@
-"""Ranks on several hosts: nbspawn beside bare Ray actors, Ray's TorchTrainer, one host, and a plain TCP connection.
+"""Ranks on several hosts, over Ray, SSH and Slurm: nbspawn beside bare Ray actors, Ray's TorchTrainer, one host, and a
+plain TCP connection.
 
     python tests/benchmarks/hosts.py [--rounds N] [--tasks start,train] [--json PATH]
 
@@ -16,16 +17,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import socket
 
+import cluster
 import samples
-from cluster import Cluster, missing
+import slurm
+import sshd
+from cluster import Cluster
 from kernels import ExecutedKernel, Kernel, Reply, ok
+from machines import Machines
+from slurm import Slurm
+from sshd import Servers
 
 MEGABYTES = 400
 
@@ -187,27 +195,13 @@ def last(array): return float(array[-1])
 held = ray.put(large)
 ray.get([last.remote(held) for _ in range(3)])
 del held"""
-    receivers = [
-        subprocess.Popen(
-            [*hosts.inside(host), sys.executable, "-c", RECEIVE, hosts.address_of(host), str(MEGABYTES * 1_000_000)],
-            stdout=subprocess.PIPE,
-        )
-        for host in (1, 2, 3)
-    ]
     data = memoryview(bytearray(b"1") * (MEGABYTES * 1_000_000))
-
-    def send(host: int) -> None:
-        with socket.create_connection((hosts.address_of(host), 7000)) as plain:
-            plain.sendall(data)
-            assert plain.recv(1) == b"!"
-
-    try:
-        for receiver in receivers:
-            assert receiver.stdout is not None and receiver.stdout.readline()
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(receiving(hosts, host)) for host in (1, 2, 3)]
         task.quantity("sent", f"{MEGABYTES} MB to each of 3 hosts", "s", "plain TCP")
         for _ in range(rounds):
             began = time.monotonic()
-            threads = [threading.Thread(target=send, args=(host,)) for host in (1, 2, 3)]
+            threads = [threading.Thread(target=sending, args=(data, address)) for address in addresses]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -217,10 +211,6 @@ del held"""
             # What a cell takes longer that reads the array.
             task.add("sent", "nbspawn", ok(kernel.execute(on + "float(large[-1])", 120)).seconds - empty)
             task.add("sent", "ray.put", ok(kernel.execute(through_ray, 120)).seconds)
-    finally:
-        for receiver in receivers:
-            receiver.kill()
-            receiver.wait()
 
 
 def kept(task: samples.Task, kernel: Kernel, hosts: Cluster) -> None:
@@ -237,6 +227,62 @@ def kept(task: samples.Task, kernel: Kernel, hosts: Cluster) -> None:
     ok(kernel.execute("%ranks stop"))
 
 
+def ways(task: samples.Task, kernel: Kernel, rounds: int) -> None:
+    """The same cell on two hosts by SSH and by Slurm, in turns with one host; and large data by SSH."""
+    task.quantity("first", "4 ranks on 2 hosts, a cell with one all_reduce: the first one")
+    task.quantity("again", "the same, later ones", "s", "one host")
+    task.quantity("sent", f"{MEGABYTES} MB to a host", "s", "plain TCP")
+    with Servers(2) as servers, Slurm(2) as nodes:
+        job = nodes.allocate("--nodes=2", "--cpus-per-task=2")
+        environment = {**nodes.environment, "NBSPAWN_SSH": servers.client}
+        ok(kernel.execute(f"import os\nos.environ.update({environment!r})"))
+        cells = {
+            "one host": f"%%spawn 4 -b gloo\n{ALL_REDUCE}",
+            "by SSH": f"%%spawn 4 --on ssh:host1,host2 -b gloo\n{ALL_REDUCE}",
+            "by Slurm": f"%%spawn 4 --on slurm:{job} -b gloo\n{ALL_REDUCE}",
+        }
+        for name, cell in cells.items():
+            task.add("first", name, ok(kernel.execute(cell, 120)).seconds)
+            for _ in range(rounds):
+                task.add("again", name, ok(kernel.execute(cell)).seconds)
+                task.add("again", "one host", ok(kernel.execute(cells["one host"])).seconds)
+        data = memoryview(bytearray(b"1") * (MEGABYTES * 1_000_000))
+        ok(kernel.execute(f"import numpy\nlarge = numpy.ones({MEGABYTES} * 125_000)"))
+        on = "%%spawn 1 --on ssh:host2\n"
+        ok(kernel.execute(on + "rank", 120))
+        with receiving(servers, 2) as address:
+            for _ in range(min(rounds, 5)):
+                task.add("sent", "plain TCP", sending(data, address))
+                empty = ok(kernel.execute(on + "rank")).seconds
+                task.add("sent", "by SSH", ok(kernel.execute(on + "float(large[-1])", 120)).seconds - empty)
+        ok(kernel.execute("%ranks release"))
+
+
+@contextmanager
+def receiving(hosts: Machines, host: int) -> Iterator[tuple[str, int]]:
+    """A program there that receives, over plain TCP."""
+    address = hosts.address_of(host)
+    receiver = subprocess.Popen(
+        [*hosts.inside(host), sys.executable, "-c", RECEIVE, address, str(MEGABYTES * 1_000_000)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert receiver.stdout is not None and receiver.stdout.readline()
+        yield address, 7000
+    finally:
+        receiver.kill()
+        receiver.wait()
+
+
+def sending(data: memoryview, address: tuple[str, int]) -> float:
+    """For how many seconds that takes."""
+    began = time.monotonic()
+    with socket.create_connection(address) as plain:
+        plain.sendall(data)
+        assert plain.recv(1) == b"!"
+    return time.monotonic() - began
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -246,7 +292,7 @@ def main() -> None:
     given = parser.parse_args()
     record = samples.Record("hosts", given.json)
     names = [name for name in TASKS if name in given.tasks.split(",")]
-    absent = missing()
+    absent = cluster.missing() or sshd.missing() or slurm.missing()
     if absent:
         for name in names:
             record.begin(name).miss(samples.ALL, "not measured", absent)
@@ -265,6 +311,7 @@ TASKS: dict[str, Callable[[samples.Task, Kernel, Cluster, int, Path], None]] = {
     "kept": lambda task, kernel, hosts, rounds, folder: kept(task, kernel, hosts),
     "train": lambda task, kernel, hosts, rounds, folder: train(task, kernel, hosts, folder),
     "push": lambda task, kernel, hosts, rounds, folder: push(task, kernel, hosts, min(rounds, 5)),
+    "ways": lambda task, kernel, hosts, rounds, folder: ways(task, kernel, rounds),
 }
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def relays() -> list[psutil.Process]:
 )
 def test_hosts(given: str, found: list[Host]) -> None:
     assert ssh.hosts(f"ssh:{given}") == found
+    assert [ssh.hosts(alone) for alone in ssh.singly(f"ssh:{given}")] == [[host] for host in found]
 
 
 @pytest.mark.parametrize("given", ["", "one,,two", "-oProxyCommand=x", "one two", "one;rm", "one:port"])

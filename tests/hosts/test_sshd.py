@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -63,6 +65,24 @@ def test_a_firewall_between_hosts(reached: Kernel, servers: Servers) -> None:
         f"host2 does not reach host1 at {first}, port " in reached.execute("%%spawn 2 --on ssh:host2,host1\n1").evalue
     )
     servers.run([*servers.inside(2), "ip", "route", "del", "unreachable", first])
+
+
+def test_a_check_of_hosts(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBSPAWN_SSH", servers.client)
+
+    def check(hosts: str) -> tuple[int, list[str]]:
+        command = [sys.executable, "-m", "nbspawn", "--check", "--on", f"ssh:{hosts}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = re.sub(r"\(\S+ s\)", "()", done.stdout).splitlines()
+        return done.returncode, [line for line in lines if not line.startswith("Starting agents")]
+
+    code, lines = check("host1,host2")
+    assert code == 0 and lines[-1] == "All is well.", lines
+    assert re.fullmatch(r" +host1: Python [\d.]+, torch \S+, \d+ CPUs, 0 GPUs", lines[1]), lines
+    assert "ok        Who reaches whom ()" in lines and "ok        An all_reduce of all, by gloo ()" in lines
+    code, lines = check("host1,refused")
+    assert code == 1 and lines[2].startswith("FAILED    ssh:refused/"), lines
+    assert "it refuses the login: " in lines[3] and lines[-1] == "1 of 2 checks have failed."
 
 
 def test_a_laptop_and_one_host(reached: Kernel) -> None:

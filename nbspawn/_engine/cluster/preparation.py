@@ -86,6 +86,20 @@ def meeting_point(agents: Agents, nodes: Nodes) -> tuple[str, int]:
     return str(answer[0]), int(answer[1])
 
 
+def unreachable(nodes: Nodes) -> list[str]:
+    """Which of them do not reach which others, and why."""
+    found = []
+    for node in nodes:
+        others = [other for other in nodes if other is not node]
+        (address,) = nodes.ask("listen", only=node)
+        reached = nodes.ask_each("reach", lambda _, address=address: ([address],), others)  # type: ignore[misc]
+        for other, reasons in zip(others, reached, strict=True):
+            why = reasons[0] if reasons else "it does not answer"
+            if why:
+                found.append(f"{other.link.host} does not reach {node.link.host} at {address[0]}: {why}")
+    return found
+
+
 def backend(nodes: Nodes, options: Callable[[Node], LaunchOptions]) -> str:
     """The one for 'auto': which nodes choose for ``options`` of their own, if all choose the same."""
     chosen = set(nodes.ask_each("backend", lambda node: (options(node),)))

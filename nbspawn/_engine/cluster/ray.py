@@ -134,6 +134,11 @@ def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> RayNode
     return RayNodes(where, nodes, each, each if with_gpus else 0)
 
 
+def singly(where: str) -> list[str]:
+    """None: users name the whole."""
+    return []
+
+
 def found(where: str) -> tuple[list[tuple[str, str]], int]:
     """Ray's version and what each node has, and how many nodes can have a rank."""
     connect(where)

@@ -53,6 +53,11 @@ class Host:
     port: str
     python: str
 
+    def __str__(self) -> str:
+        user, at, name = self.name.rpartition("@")
+        port = f":{self.port}" if self.port else ""
+        return f"{user}{at}{f'[{name}]' if ':' in name else name}{port}{self.python}"
+
 
 def hosts(where: str) -> list[Host]:
     """The hosts of 'ssh:one,user@two:2222,three/opt/env/bin/python': a path is also that of the hosts before it that
@@ -198,6 +203,11 @@ def found(where: str) -> tuple[list[tuple[str, str]], int]:
     """The hosts, and how many they are."""
     named = hosts(where)
     return [(host.name, host.python) for host in named], len(named)
+
+
+def singly(where: str) -> list[str]:
+    """Each host alone."""
+    return [f"ssh:{host}" for host in hosts(where)]
 
 
 def command() -> list[str]:
