@@ -67,6 +67,7 @@ def test_a_firewall_between_hosts(reached: Kernel, servers: Servers) -> None:
     servers.run([*servers.inside(2), "ip", "route", "del", "unreachable", first])
 
 
+@pytest.mark.extended
 def test_a_check_of_hosts(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBSPAWN_SSH", servers.client)
 
