@@ -358,6 +358,20 @@ def test_the_path_of_an_interpreter_for_a_shell(path: str, quoted: str) -> None:
 
 
 @clean
+def test_a_server_that_closes_some_of_many_connections(
+    workplace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again (MaxStartups)."""
+    busy = tmp_path / "busy"
+    said = "kex_exchange_identification: read: Connection reset by peer"
+    busy.write_text(f'#!/bin/sh\nmkdir {tmp_path}/once && {{ echo "{said}" >&2; exit 255; }}\nexec {FAKE} "$@"\n')
+    busy.chmod(0o755)
+    monkeypatch.setenv("NBSPAWN_SSH", str(busy))
+    assert call(SshHosts("ssh:one"), abs, nprocs=1) == [0]  # type: ignore[arg-type]
+    agents.release()
+
+
+@clean
 def test_a_client_that_is_not_there(workplace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBSPAWN_SSH", "/no/ssh")
     with pytest.raises(nbspawn.UsageError, match="--on ssh needs OpenSSH's client: there is no /no/ssh here"):
