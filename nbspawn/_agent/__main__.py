@@ -16,7 +16,10 @@ if __name__ == "__main__":
     with suppress(PermissionError):  # it leads a process group already: of a step of Slurm's
         os.setsid()
     host, port, node = sys.argv[1:4]
-    node = os.environ["SLURM_PROCID"] if node == "slurm" else node
+    if node == "slurm":
+        node = os.environ["SLURM_PROCID"]
+        if not os.path.isdir(os.environ["PWD"]):  # Slurm has taken /tmp
+            sys.exit(f"there is no {os.environ['PWD']}, the notebook's directory: %cd to one that all nodes have")
 
     from nbspawn._agent.node import serve
     from nbspawn._protocol import connection

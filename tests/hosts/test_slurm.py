@@ -93,6 +93,29 @@ def test_what_cannot_be_is_one_sentence(outside: Kernel, job: str, on: str, why:
     assert reply.evalue.startswith(why.format(job=job)), reply
 
 
+def test_an_array_and_what_it_is_not(outside: Kernel, cluster: Slurm) -> None:
+    array = cluster.submit("--array=1-2", "--nodes=1")
+    ok(outside.execute("os.environ['SQUEUE_USERS'] = 'nobody'"))
+    for job in (f"{array}_1", array):  # the array's number is also the last task's
+        wait_until(lambda job=job: "RUNNING" in cluster.run_slurm("squeue", f"--jobs={job}", "--format=%T"), "it runs")
+        assert ok(outside.execute(f"%%spawn 2 --on slurm:{job}\nrank")).result == "[0] 0\n[1] 1"
+        cluster.end(f"{array}_1")
+    ok(outside.execute("%ranks release\ndel os.environ['SQUEUE_USERS']"))
+    cluster.end(array)
+    mixed = cluster.submit("--nodes=1", ":", "--nodes=1")
+    reply = outside.execute(f"%%spawn 2 --on slurm:{mixed}\nrank")
+    assert reply.evalue.startswith(f"Slurm's job {mixed} is a heterogeneous one"), reply
+    cluster.end(mixed)
+
+
+def test_a_directory_that_nodes_do_not_have(outside: Kernel, job: str) -> None:
+    here = f"/dev/shm/nbt-{os.getpid()}"  # each host has a /dev/shm of its own
+    ok(outside.execute(f"before = os.getcwd()\nos.mkdir('{here}')\nos.chdir('{here}')"))
+    reply = outside.execute(f"%%spawn 2 --on slurm:{job} --nnodes 1\nrank")
+    ok(outside.execute(f"os.chdir(before)\nos.rmdir('{here}')"))
+    assert f"there is no {here}, the notebook's directory: %cd to one that all nodes have" in reply.evalue, reply
+
+
 def test_a_job_that_waits_is_waited_for(outside: Kernel, cluster: Slurm, job: str) -> None:
     later = cluster.submit("--nodes=2")
     cell = outside.submit(f"%%spawn 2 --on slurm:{later}\nrank")

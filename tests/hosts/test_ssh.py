@@ -243,28 +243,33 @@ def test_edits_of_what_a_host_has_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A clone of the repository, which it has at another place."""
-    here, there = tmp_path / "here", tmp_path / "there"
+    """One of two hosts has a clone of the repository, below its home directory."""
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nHOME={tmp_path}\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    here, there = tmp_path / "here", tmp_path / "home" / "there"
     for folder in (here, there):
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "cloned.py").write_text("value = 1")
     monkeypatch.chdir(here)
-    monkeypatch.setattr(own_modules, "_both", lambda path: (path.replace("/here", "/there"),))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(own_modules, "_both", lambda path: ("~/there",) if path == str(here) else (path,))
 
     def value(rank: int) -> tuple[int, str]:
         from cloned import value  # type: ignore[import-not-found]
 
         return value, os.path.dirname(sys.modules["cloned"].__file__ or "")
 
-    host = SshHosts("ssh:box")
-    assert call(host, value, nprocs=1) == [(1, str(there))]
-    with Kept(host, nprocs=1, autoreload=True) as kept:
-        assert kept.execute("import cloned; cloned.value") == [1]
+    two = SshHosts(f"ssh:one{sys.executable},two{other}")
+    (first, path), (second, sent) = call(two, value, nprocs=2)
+    assert (first, second, path) == (1, 1, str(there)) and "nbspawn-modules-" in sent
+    with Kept(two, nprocs=2, autoreload=True) as kept:
+        assert kept.execute("import cloned; cloned.value") == [1, 1]
         (here / "cloned.py").write_text("value = 22")
-        kept.execute("pass")
+        assert kept.execute("cloned.value") == [1, 22]
         assert kept.engine.notes[0].startswith("cloned.py has changed here, but")
-    ((found, path),) = call(host, value, nprocs=1)
-    assert found == 22 and "nbspawn-modules-" in path
+    for found, path in call(two, value, nprocs=2):
+        assert found == 22 and "nbspawn-modules-" in path
     agents.release()
 
 

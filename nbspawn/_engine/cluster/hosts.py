@@ -98,7 +98,8 @@ class HostRanks:
             raise KeyboardInterrupt
         for node in self._nodes:
             if node.begun is None:
-                why = node.refused.reason if node.refused else node.link.lost or "it does not answer"
+                why = node.refused.reason if node.refused else "it does not answer"
+                why = self._agents.why(node.link) if node.link.lost else why
                 raise StartError(f"no ranks could be started on {node.link.host}: {why}")
 
     # ------------------------------------------------------------ what is known

@@ -39,19 +39,20 @@ def send_modules(
         modules.wanted = {node.link.node: answer for node, answer in zip(nodes, answers, strict=True)}
         files = {number: modules.contents(number) for number in range(len(folders)) if modules.is_wanted(number)}
 
-    def lacks(node: Node) -> dict[int, Texts]:
-        wants = modules.wanted[node.link.node]
-        return {number: texts for number, texts in files.items() if texts and wants[number]}
-
-    to = [node for node in nodes if not node.link.lost and lacks(node)]
-    taken = nodes.ask_each("write_files", lambda node: (lacks(node),), to, _TAKEN_SECONDS, cancelled)
+    lacking: dict[int, dict[int, Texts]] = {}
+    for number, texts in files.items():
+        for each in nodes:
+            if texts and modules.wanted[each.link.node][number]:
+                lacking.setdefault(each.link.node, {})[number] = texts
+    to = [each for each in nodes if each.link.node in lacking]
+    taken = nodes.ask_each("write_files", lambda one: (lacking[one.link.node],), to, _TAKEN_SECONDS, cancelled)
     if cancelled() or any(taken) or own:
         modules.wanted.clear()  # next time they are asked again
     if cancelled():
         raise KeyboardInterrupt
     for node, answer in zip(to, taken, strict=True):
         _check(node, answer)
-        sent = [text for texts in lacks(node).values() for text in texts.values() if text is not None]
+        sent = [text for texts in lacking[node.link.node].values() for text in texts.values() if text is not None]
         notes.append(f"{len(sent)} modules ({sum(map(len, sent)) / 1e3:,.0f} KB) were sent to {node.link.host}.")
     return tuple(notes)
 

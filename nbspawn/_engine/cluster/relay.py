@@ -417,6 +417,7 @@ def _run_host(
     words, before, why, code, connected = bytearray(), b"", "", 0, False
     try:
         for attempt in range(_TRIES):
+            words.clear()
             command = subprocess.Popen(
                 host["command"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
             )
@@ -444,7 +445,6 @@ def _run_host(
                 break
             if select.select([told], [], [], (attempt + 1) * random.uniform(0.3, 1.3))[0]:
                 break
-            words.clear()
     except OSError as error:
         why = f"{host['command'][0]}: {error.strerror}"
     said = (before[-_WORDS:] + words).decode(errors="replace")

@@ -35,13 +35,14 @@ _OPTIONS = (
     "--quit-on-interrupt",
     "--job-name=nbspawn",
 )
-_OF_A_STEP = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SLURMD_")
-"""The beginnings of variables that are srun's options, and would give the agents the CPUs and tasks of the notebook's
-own step."""
+_OF_A_STEP = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SLURMD_", "SQUEUE_")
+"""The beginnings of variables that are options of Slurm's commands, and would give the agents the CPUs and tasks of the
+notebook's own step."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "RESIZING")
 _ASK_SECONDS = 2.0
-_END_SECONDS = 30.0  # for a step whose agents have been told to end
+_ANSWER_SECONDS = 30.0  # for Slurm's controller
+_END_SECONDS = 15.0  # for a step whose agents have been told to end
 _WORDS = 50_000  # bytes of what srun and the agents say that are kept
 
 
@@ -55,6 +56,8 @@ class SlurmNodes:
         self.nodes = nodes
         self.address = ""
         self._job = job
+        self._number = ""
+        """The job's own, which is not that of its array."""
         self._names: list[str] = []
         self._step: subprocess.Popen[bytes] | None = None
         self._said = bytearray()
@@ -76,16 +79,17 @@ class SlurmNodes:
         while state != "RUNNING":
             if time.monotonic() > asked:
                 asked = time.monotonic() + _ASK_SECONDS
-                state, _, names, reason = _asked(self._job)
+                self._number, state, _, names, reason = _asked(self._job, waiting)
                 if state not in ("RUNNING", *_WAITING):
                     raise StartError(f"Slurm's job {self._job} is {state}, not RUNNING ({reason})")
             waiting(f"Waiting for Slurm's job {self._job}, which is {state} ({reason})")
             if state != "RUNNING":
                 time.sleep(_ASK_SECONDS / 20)
-        self._names = _said_by("scontrol", "show", "hostnames", names).split()[: self.nodes]
+        self._names = _said_by(waiting, "scontrol", "show", "hostnames", names).split()[: self.nodes]
         if len(self._names) < self.nodes:
+            _nodes.cache_clear()
             raise StartError(f"Slurm's job {self._job} has {len(self._names)} nodes, not {self.nodes}")
-        self.address = _towards(self._names)
+        self.address = _towards(self._names, waiting)
 
     def start(self, node: int, arguments: tuple[str, ...], token: str) -> None:
         """All of them, with the first."""
@@ -95,10 +99,10 @@ class SlurmNodes:
         which = [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", f"--nodelist={','.join(self._names)}"]
         agent = [sys.executable, "-m", "nbspawn._agent", host, port, "slurm"]
         environment = _environment()
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PWD": os.getcwd()}
         with traced.not_in_children():
             self._step = subprocess.Popen(
-                ["srun", f"--jobid={self._job}", *which, *_OPTIONS, *agent],
+                ["srun", f"--jobid={self._number}", *which, *_OPTIONS, *agent],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -123,15 +127,18 @@ class SlurmNodes:
                 self._said += part
         del self._said[:-_WORDS]
         lines = self._said.decode(errors="replace").splitlines()
+        told = _told(lines)
         for line in lines:
-            if task := re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line):
-                node = int(task[1])
-                own = [said.partition(": ")[2] for said in lines if said.startswith(f"{node}: ")]
-                self._ended.setdefault(node, f"its agent has ended: {task[2]}. {own[-1] if own else ''}".strip())
+            task = re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line)
+            if task and (told or task[2] != "Terminated"):  # by Slurm, which is about to say why
+                own = [said.partition(": ")[2] for said in lines if said.startswith(f"{task[1]}: ")]
+                last = own[-1] if own and task[2].startswith("Exited") else ""
+                self._ended.setdefault(int(task[1]), told or f"its agent has ended: {task[2]}. {last}".strip())
         if over:
-            why = _why(lines) or f"exit code {self._step.returncode}"
+            errors = [line for line in lines if line.startswith(("srun:", "slurmstepd"))]
+            why = next(reversed(errors or lines), f"exit code {self._step.returncode}")
             for node in range(self.nodes):
-                self._ended.setdefault(node, f"Slurm's step has ended: {why}")
+                self._ended.setdefault(node, told or f"Slurm's step has ended: {why}")
         return self._ended
 
     def close(self) -> None:
@@ -151,14 +158,17 @@ def _end(step: subprocess.Popen[bytes]) -> None:
         step.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         step.terminate()
-        step.wait()
+        try:
+            step.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # it still waits for nodes that have gone
+            step.kill()
+            step.wait()
 
 
-def _why(lines: list[str]) -> str:
-    """Why a step has ended, in Slurm's words: '' if it does not say."""
-    told = [line for line in lines if "***" in line]  # such as CANCELLED AT ... DUE TO TIME LIMIT
-    errors = [line for line in lines if line.startswith(("srun:", "slurmstepd:"))]
-    return next(reversed(told or errors or lines), "").strip()
+def _told(lines: list[str]) -> str:
+    """Why Slurm has ended the step, such as 'CANCELLED AT ... DUE TO TIME LIMIT'; '' if it has not."""
+    found = next((line for line in lines if "***" in line), "")
+    return f"Slurm says: {found.partition('error: ')[2] or found}" if found else ""
 
 
 def count(where: str, asked: int | None) -> int:
@@ -168,9 +178,7 @@ def count(where: str, asked: int | None) -> int:
 
 @functools.cache
 def _nodes(job: str) -> int:
-    if job == os.environ.get("SLURM_JOB_ID") and (known := os.environ.get("SLURM_JOB_NUM_NODES")):
-        return int(known)
-    return int(_asked(job)[1])
+    return int(_asked(job)[2])
 
 
 def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> SlurmNodes:
@@ -186,7 +194,7 @@ def singly(where: str) -> list[str]:
 def found(where: str) -> tuple[list[tuple[str, str]], int]:
     """The job's state and nodes, and how many they are."""
     job = _job(where)
-    state, nodes, names, reason = _asked(job)
+    _, state, nodes, names, reason = _asked(job)
     return [("job", f"{job}, {state} ({reason})"), ("nodes", names)], int(nodes)
 
 
@@ -200,31 +208,57 @@ def _job(where: str) -> str:
             "this notebook does not run in a Slurm allocation. Start Jupyter in one, or hold one with "
             "`salloc --no-shell --nodes=2` and name its number: --on slurm:JOB"
         )
-    if not re.fullmatch(r"\d+(_\d+)?", job):
+    if not re.fullmatch(r"\d+([_+]\d+)?", job):
         raise UsageError(f"{job!r:.40} is no number of a Slurm job: --on slurm:JOB (squeue --me shows yours)")
     return job
 
 
-def _asked(job: str) -> list[str]:
-    """The job's state, its number of nodes, their names and the reason that Slurm gives."""
-    lines = _said_by("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%D|%N|%r").splitlines()
-    if not lines:
+def _asked(job: str, waiting: Callable[[str], object] = bool) -> list[str]:
+    """The job's own number, its state, its number of nodes, their names and the reason that Slurm gives."""
+    said = _said_by(waiting, "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%A|%T|%D|%N|%r|%i")
+    rows = [[part.strip() for part in line.split("|")] for line in said.splitlines()]
+    if not rows:
         raise StartError(f"Slurm has no job {job} any more (squeue --me shows yours)")
-    return [part.strip() for part in lines[0].split("|")]
+    *found, name = next((row for row in rows if row[0] == job), rows[0])  # the number may also be an array's
+    if "+" in name:
+        raise StartError(
+            f"Slurm's job {job} is a heterogeneous one, which --on slurm does not serve: allocate the nodes as one"
+        )
+    return found
 
 
-def _said_by(*command: str) -> str:
+def _said_by(waiting: Callable[[str], object], *command: str) -> str:
     """What one of Slurm's commands says. Raises StartError with its own last line."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=_environment(), stdin=subprocess.DEVNULL, timeout=30
+        asked = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"Slurm does not answer: {error}") from None
-    if done.returncode:
-        last = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    except OSError as error:
+        raise StartError(f"Slurm cannot be asked: {error}") from None
+    until = time.monotonic() + _ANSWER_SECONDS
+    with asked:
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    out, err = asked.communicate(timeout=0.2)
+                    break
+                waiting("Waiting for Slurm's controller")
+                if time.monotonic() > until:
+                    raise StartError(
+                        f"Slurm's controller does not answer: {command[0]} has waited for {_ANSWER_SECONDS:g} s"
+                    )
+        finally:
+            asked.kill()
+    if asked.returncode:
+        last = next(reversed(err.strip().splitlines()), f"exit code {asked.returncode}")
         raise StartError(f"Slurm's {command[0]} says: {last}")
-    return done.stdout
+    return out
 
 
 def _environment() -> dict[str, str]:
@@ -232,11 +266,11 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_STEP) or name in _KEPT}
 
 
-def _towards(names: list[str]) -> str:
+def _towards(names: list[str], waiting: Callable[[str], object]) -> str:
     """This machine's address on the way to one of these nodes: its own name may mean 127.0.1.1."""
     found = "127.0.0.1"
     for name in names[:4]:
-        known = re.search(r"NodeAddr=(\S+)", _said_by("scontrol", "--oneliner", "show", "node", name))
+        known = re.search(r"NodeAddr=(\S+)", _said_by(waiting, "scontrol", "--oneliner", "show", "node", name))
         with suppress(OSError):
             family, *_, there = socket.getaddrinfo(known[1] if known else name, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as asking:
