@@ -231,30 +231,30 @@ def ways(task: samples.Task, kernel: Kernel, rounds: int) -> None:
     """The same cell on two hosts by SSH and by Slurm, in turns with one host; and large data by SSH."""
     task.quantity("first", "4 ranks on 2 hosts, a cell with one all_reduce: the first one")
     task.quantity("again", "the same, later ones", "s", "one host")
-    task.quantity("sent", f"{MEGABYTES} MB to a host", "s", "plain TCP")
+    task.quantity("sent", f"{MEGABYTES} MB to a host", "s", "by Slurm, over plain TCP")
     with Servers(2) as servers, Slurm(2) as nodes:
         job = nodes.allocate("--nodes=2", "--cpus-per-task=2")
         environment = {**nodes.environment, "NBSPAWN_SSH": servers.client}
         ok(kernel.execute(f"import os\nos.environ.update({environment!r})"))
-        cells = {
-            "one host": f"%%spawn 4 -b gloo\n{ALL_REDUCE}",
-            "by SSH": f"%%spawn 4 --on ssh:host1,host2 -b gloo\n{ALL_REDUCE}",
-            "by Slurm": f"%%spawn 4 --on slurm:{job} -b gloo\n{ALL_REDUCE}",
-        }
-        for name, cell in cells.items():
+        for name, on in {"one host": "", "by SSH": "--on ssh:host1,host2", "by Slurm": f"--on slurm:{job}"}.items():
+            cell = f"%%spawn 4 {on} -b gloo\n{ALL_REDUCE}"
             task.add("first", name, ok(kernel.execute(cell, 120)).seconds)
-            for _ in range(rounds):
+            for _ in range(rounds if on else 0):
                 task.add("again", name, ok(kernel.execute(cell)).seconds)
-                task.add("again", "one host", ok(kernel.execute(cells["one host"])).seconds)
-        data = memoryview(bytearray(b"1") * (MEGABYTES * 1_000_000))
+                if name == "by SSH":
+                    task.add("again", "one host", ok(kernel.execute(f"%%spawn 4 -b gloo\n{ALL_REDUCE}")).seconds)
         ok(kernel.execute(f"import numpy\nlarge = numpy.ones({MEGABYTES} * 125_000)"))
-        on = "%%spawn 1 --on ssh:host2\n"
-        ok(kernel.execute(on + "rank", 120))
-        with receiving(servers, 2) as address:
-            for _ in range(min(rounds, 5)):
-                task.add("sent", "plain TCP", sending(data, address))
-                empty = ok(kernel.execute(on + "rank")).seconds
-                task.add("sent", "by SSH", ok(kernel.execute(on + "float(large[-1])", 120)).seconds - empty)
+        for name, on in (("by SSH", "ssh:host2"), ("by Slurm, over plain TCP", f"slurm:{job} --nnodes 1")):
+            cell = f"%%spawn 1 --on {on}\n"
+            ok(kernel.execute(cell + "rank", 120))
+            for _ in range(rounds):
+                empty = ok(kernel.execute(cell + "rank")).seconds
+                task.add("sent", name, ok(kernel.execute(cell + "float(large[-1])", 120)).seconds - empty)
+        through = f"head -c {MEGABYTES * 1_000_000} /dev/zero | {servers.client} host2 'cat > /dev/null'"
+        for _ in range(rounds):
+            began = time.monotonic()
+            subprocess.run(through, shell=True, check=True)
+            task.add("sent", "ssh alone", time.monotonic() - began)
         ok(kernel.execute("%ranks release"))
 
 

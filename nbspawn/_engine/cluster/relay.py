@@ -40,6 +40,7 @@ _DATA, _TAKEN, _ALIVE = b"D", b"T", b"A"
 _WINDOW = 4 << 20  # bytes of a connection that may be on their way
 _PIECE = 1 << 18
 _AHEAD = 1 << 19  # bytes that wait for the pipe
+_CHOICE_SECONDS = 0.2
 _SAY_SECONDS = 2.0
 _NEAR_SECONDS = 10.0  # of silence, after which the kernel is told that the host is lost
 _END_SECONDS = 1.0  # for what ends to end by itself
@@ -69,7 +70,7 @@ class _Connection:
         self.events = 0
 
     def choose_window(self, seconds: float) -> None:
-        """As much as has arrived in a second, of these last ones. So on a slow line little is ahead of what comes next,
+        """As much as arrives in a second, as it did in these last ones. So on a slow line little is ahead of what comes next,
         such as Stop; and as long as the line is not full, each choice allows for more."""
         self.window = int(min(_WINDOW, max(_WINDOW / 16, self.arrived / seconds)))
         self.arrived = 0
@@ -108,7 +109,7 @@ class Relay:
             self._selector.close()
 
     def _relay(self) -> None:
-        heard = said = looked = time.monotonic()
+        heard = said = looked = chosen = time.monotonic()
         while True:
             self._watch()
             ready = self._selector.select(_SAY_SECONDS / 4)
@@ -123,9 +124,11 @@ class Relay:
                     self._socket_is_ready(key.data, mask)
                 else:
                     key.data()
-            if now - said > _SAY_SECONDS:
+            if now - chosen > _CHOICE_SECONDS:
                 for connection in self._connections:
-                    connection.choose_window(now - said)
+                    connection.choose_window(now - chosen)
+                chosen = now
+            if now - said > _SAY_SECONDS:
                 said = now
                 self._put(_ALIVE, 0, 0)
             if now - heard > self._seconds:
