@@ -24,6 +24,7 @@ from nbspawn._agent.translation import Translation
 from nbspawn._engine import devices
 from nbspawn._engine.cluster.agents import versions
 from nbspawn._engine.launch import start
+from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run.local_context import LocalContext
 from nbspawn._engine.start.forkserver import server
 from nbspawn._engine.start.start_method import Start
@@ -75,7 +76,7 @@ class Node:
             "log_part": self._log_part,
             "listen": self._listen,
             "reach": self._reach,
-            "backend": lambda options: devices.resolve(options).backend,
+            "backend": _backend,
             "use_folders": lambda folders: _or_why(lambda: self._modules.use(folders)),
             "write_files": lambda files: _or_why(lambda: self._modules.write(files)),
         }
@@ -240,6 +241,14 @@ class Node:
                 return [*found, error.strerror or str(error)]
             found.append("")
         return found
+
+
+def _backend(options: LaunchOptions) -> str | None:
+    """The one that fits here."""
+    try:
+        return devices.resolve(options).backend
+    except SpawnError:  # as the start of ranks is going to say
+        return None
 
 
 def _or_why(action: Callable[[], object]) -> object:

@@ -110,7 +110,7 @@ CALLS: Mapping[str, Any] = {
     "regroup": bool | None,
     "listen": tuple[str, int],
     "reach": list[str],
-    "backend": str,
+    "backend": str | None,
     "use_folders": list[bool] | str,
     "write_files": str,
 }

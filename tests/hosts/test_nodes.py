@@ -89,43 +89,6 @@ def test_ranks_of_all_nodes_meet(nodes: Processes, capsys: pytest.CaptureFixture
     assert call(nodes, ranks.succeed, backend="gloo") == [None] * 4
 
 
-_WITH_GPUS = """
-import runpy, sys, torch
-from nbspawn._accelerators.cuda import Cuda
-from nbspawn._engine import devices
-torch.version.cuda = "12.8"
-Cuda._has_driver = lambda self: True
-Cuda._all = lambda self: 4
-devices._available = lambda: ["gloo", "nccl"]
-sys.argv[:] = sys.argv[2:]
-runpy.run_module("nbspawn._agent", run_name="__main__")
-"""
-"""Runs an agent on a machine with four GPUs, as far as it knows."""
-
-
-@pytest.mark.extended
-@clean
-def test_gpus_of_nodes(workplace: str) -> None:
-    """What fits to them is decided there: the kernel may have another build of torch."""
-
-    def backend(rank: int) -> str:
-        import torch.distributed as dist
-
-        return dist.get_backend()
-
-    with_gpus = (sys.executable, "-c", _WITH_GPUS)
-    assert call(Processes(2, commands={1: with_gpus}), backend, backend="auto") == ["gloo"] * 4
-    agents.release()
-    seen = call(Processes(2, with_gpus), lambda rank: os.environ["CUDA_VISIBLE_DEVICES"], devices=[1, 3])
-    assert seen == ["1,3"] * 4
-    if not torch.distributed.is_nccl_available():
-        with pytest.raises(nbspawn.RankRaisedError, match="NCCL"):
-            call(Processes(2, with_gpus), backend, backend="auto")
-        with pytest.raises(nbspawn.StartError, match="no ranks could be started on .*: nccl needs GPUs, and this"):
-            call(Processes(2), backend, backend="nccl")
-    agents.release()
-
-
 @clean
 def test_what_they_print_is_shown_with_the_rank(nodes: Processes, capsys: pytest.CaptureFixture[str]) -> None:
     call(nodes, lambda rank: print(f"this is {rank}"))
@@ -512,6 +475,47 @@ def test_an_agent_that_freezes_costs_its_run_and_not_the_next(workplace: str) ->
 
 
 # ---------------------------------------------------------------- agents that do not come
+
+
+_WITH_GPUS = """
+import runpy, sys, torch
+from nbspawn._accelerators.cuda import Cuda
+from nbspawn._engine import devices
+torch.version.cuda = "12.8"
+Cuda._has_driver = lambda self: True
+Cuda._all = lambda self: 4
+devices._available = lambda: ["gloo", "nccl"]
+sys.argv[:] = sys.argv[2:]
+runpy.run_module("nbspawn._agent", run_name="__main__")
+"""
+"""Runs an agent on a machine with four GPUs, as far as it knows."""
+
+
+@pytest.mark.extended
+@clean
+def test_gpus_of_nodes(workplace: str) -> None:
+    """What fits to them is decided there: the kernel may have another build of torch."""
+
+    def backend(rank: int) -> str:
+        import torch.distributed as dist
+
+        return dist.get_backend()
+
+    with_gpus = (sys.executable, "-c", _WITH_GPUS)
+    assert call(Processes(2, commands={1: with_gpus}), backend, backend="auto") == ["gloo"] * 4
+    agents.release()
+    seen = call(Processes(2, with_gpus), lambda rank: os.environ["CUDA_VISIBLE_DEVICES"], devices=[1, 3])
+    assert seen == ["1,3"] * 4
+    with pytest.raises(
+        nbspawn.StartError, match="no ranks could be started on .*: --devices 7: there are CUDA devices"
+    ):
+        call(Processes(2, with_gpus), abs, devices=[7], backend="auto")  # type: ignore[arg-type]
+    if not torch.distributed.is_nccl_available():
+        with pytest.raises(nbspawn.RankRaisedError, match="NCCL"):
+            call(Processes(2, with_gpus), backend, backend="auto")
+        with pytest.raises(nbspawn.StartError, match="no ranks could be started on .*: nccl needs GPUs, and this"):
+            call(Processes(2), backend, backend="nccl")
+    agents.release()
 
 
 @clean

@@ -33,6 +33,7 @@ def send_modules(
         )
     if files is None:
         folders = modules.folders()
+        modules.wanted = {}
         answers = nodes.ask("use_folders", folders)
         for node, answer in zip(nodes, answers, strict=True):
             _check(node, "" if isinstance(answer, list) else answer)
@@ -46,8 +47,8 @@ def send_modules(
                 lacking.setdefault(each.link.node, {})[number] = texts
     to = [each for each in nodes if each.link.node in lacking]
     taken = nodes.ask_each("write_files", lambda one: (lacking[one.link.node],), to, _TAKEN_SECONDS, cancelled)
-    if cancelled() or any(taken) or own:
-        modules.wanted.clear()  # next time they are asked again
+    if own or cancelled() or any(answer != "" for answer in taken):
+        modules.wanted = {}  # next time they are asked again
     if cancelled():
         raise KeyboardInterrupt
     for node, answer in zip(to, taken, strict=True):
@@ -59,7 +60,7 @@ def send_modules(
 
 def _check(node: Node, refusal: str | None) -> None:
     if refusal != "":
-        why = refusal or "it does not answer"
+        why = refusal or node.link.lost or "it does not answer"
         raise StartError(f"{node.link.host} has not taken the notebook's modules: {why}")
 
 
@@ -68,7 +69,7 @@ def meeting_point(agents: Agents, nodes: Nodes) -> tuple[str, int]:
     first, *others = nodes
     (answer,) = nodes.ask("serve_store", only=first)
     if answer is None:
-        why = agents.starter.failures().get(0) or first.link.lost or "it does not answer"
+        why = agents.why(first.link) or "it does not answer"
         raise StartError(f"the node {first.link.host} does not serve the ranks' store: {why}")
     listening = nodes.ask_each("listen", lambda _: (), others)
 

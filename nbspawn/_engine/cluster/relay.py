@@ -70,8 +70,8 @@ class _Connection:
         self.events = 0
 
     def choose_window(self, seconds: float) -> None:
-        """As much as arrives in a second, as it did in these last ones. So on a slow line little is ahead of what comes next,
-        such as Stop; and as long as the line is not full, each choice allows for more."""
+        """As much as arrives in a second, at the speed of these last ones. So on a slow line little is ahead of what
+        comes next, such as Stop; and as long as the line is not full, each choice allows for more."""
         self.window = int(min(_WINDOW, max(_WINDOW / 16, self.arrived / seconds)))
         self.arrived = 0
 
