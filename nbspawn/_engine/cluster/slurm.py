@@ -129,11 +129,14 @@ class SlurmNodes:
         lines = self._said.decode(errors="replace").splitlines()
         told = _told(lines)
         for line in lines:
-            task = re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line)
-            if task and (told or task[2] != "Terminated"):  # by Slurm, which is about to say why
-                own = [said.partition(": ")[2] for said in lines if said.startswith(f"{task[1]}: ")]
-                last = own[-1] if own and task[2].startswith("Exited") else ""
-                self._ended.setdefault(int(task[1]), told or f"its agent has ended: {task[2]}. {last}".strip())
+            if not (task := re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line)):
+                continue
+            own = [said.partition(": ")[2] for said in lines if said.startswith(f"{task[1]}: ")]
+            own = own[-1:] if task[2].startswith("Exited") else []
+            # By Slurm, which is about to say why; or the agent's last words are on their way.
+            unexplained = task[2] == "Terminated" or (task[2].startswith("Exited") and not own)
+            if told or not unexplained:
+                self._ended.setdefault(int(task[1]), told or " ".join([f"its agent has ended: {task[2]}.", *own]))
         if over:
             errors = [line for line in lines if line.startswith(("srun:", "slurmstepd"))]
             why = next(reversed(errors or lines), f"exit code {self._step.returncode}")
