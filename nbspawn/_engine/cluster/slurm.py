@@ -131,7 +131,7 @@ class SlurmNodes:
         for line in lines:
             if not (task := re.match(r"srun: error: \S+: tasks? (\d+): (.+)", line)):
                 continue
-            own = [said.partition(": ")[2] for said in lines if said.startswith(f"{task[1]}: ")]
+            own = [said.partition(": ")[2] for said in lines if re.match(rf"{task[1]}: .*\S", said)]
             own = own[-1:] if task[2].startswith("Exited") else []
             # By Slurm, which is about to say why; or the agent's last words are on their way.
             unexplained = task[2] == "Terminated" or (task[2].startswith("Exited") and not own)
