@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from users import UNTIL_TOLD, User
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "many_hosts.ipynb"
 TRAINING = Path(__file__).parents[1] / "programs" / "digits.py"
-TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 pytestmark = [
     pytest.mark.extended,
@@ -86,24 +83,10 @@ socket.gethostname(), *where, torch.get_num_threads(), total.item()"""
     assert "on host1" in reply.text() and "on host2" in reply.text()
 
 
-def test_the_same_losses_as_under_torchrun(kernel: Kernel, hosts: Cluster, on: str, tmp_path: Path) -> None:
+def test_the_same_losses_as_under_torchrun(kernel: Kernel, hosts: Cluster, on: str) -> None:
     """To the last digit, on as many hosts."""
-    script = tmp_path / "script.py"
     training = TRAINING.read_text()
-    script.write_text(f"{training}os._exit(0)\n")  # as in tests/programs/torchrun.py
-    options = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", hosts.address_of(1), "--master-port", "29511"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    started = [
-        subprocess.Popen(
-            [*hosts.inside(host), TORCHRUN, *options, "--node-rank", str(host - 1), script],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for host in (1, 2)
-    ]
-    lines = [line for one in started for line in one.communicate()[0].splitlines() if line.startswith("rank ")]
+    lines = hosts.torchrun(training)
     reply = ok(kernel.execute(f"%%spawn 4 {on} --threads 1\n{training}"))
     ours = [line for rank in range(4) for line in reply.of(rank) if line.startswith("rank ")]
     assert len(lines) == 28 and sorted(ours) == sorted(lines)

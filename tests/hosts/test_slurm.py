@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import slurm
 from kernels import Kernel, ok, wait_until
 from slurm import Slurm
 
+TRAINING = Path(__file__).parents[1] / "programs" / "digits.py"
 BEGUN = "import time\nprint('begun')\ntime.sleep(600)"
 
 
@@ -67,6 +69,16 @@ def test_a_notebook_in_an_allocation_uses_its_nodes(inside: Kernel, cluster: Slu
     cell = "import torch.distributed as dist\nif rank == 3: {}['hieght']\ndist.barrier()"
     reply = inside.execute(f"%%spawn 4 --on slurm -b gloo\n{cell}")
     assert reply.evalue.startswith("rank 3 of 4 (host2): "), reply
+
+
+@pytest.mark.extended
+def test_the_same_losses_as_under_torchrun(outside: Kernel, cluster: Slurm, job: str) -> None:
+    """To the last digit, on as many hosts."""
+    training = TRAINING.read_text()
+    lines = cluster.torchrun(training)
+    reply = ok(outside.execute(f"%%spawn 4 --on slurm:{job} --threads 1\n{training}"))
+    ours = [line for rank in range(4) for line in reply.of(rank) if line.startswith("rank ")]
+    assert len(lines) == 28 and sorted(ours) == sorted(lines)
 
 
 def test_kept_ranks_of_a_job_that_is_held(outside: Kernel, job: str) -> None:

@@ -7,13 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import sshd
 from kernels import Kernel, ok, wait_until
 from sshd import Servers
+from users import User
+
+TRAINING = Path(__file__).parents[1] / "programs" / "digits.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +56,59 @@ def test_a_cell_over_two_hosts(reached: Kernel, servers: Servers) -> None:
         "if rank == 3: {}['hieght']\ndist.barrier()"
     )
     assert reply.evalue.startswith("rank 3 of 4 (host2): "), reply
+
+
+@pytest.mark.extended
+def test_the_same_losses_as_under_torchrun(reached: Kernel, servers: Servers) -> None:
+    """To the last digit, on as many hosts."""
+    training = TRAINING.read_text()
+    lines = servers.torchrun(training)
+    reply = ok(reached.execute(f"%%spawn 4 --on ssh:host1,host2 --threads 1\n{training}"))
+    ours = [line for rank in range(4) for line in reply.of(rank) if line.startswith("rank ")]
+    assert len(lines) == 28 and sorted(ours) == sorted(lines)
+
+
+def test_ipv6(reached: Kernel, servers: Servers) -> None:
+    cell = "import os, torch, torch.distributed as dist\nones = torch.ones(1)\ndist.all_reduce(ones)\n"
+    reply = ok(reached.execute(f"%%spawn 2 --on ssh:six1,six2 -b gloo\n{cell}int(ones), os.environ['MASTER_ADDR']"))
+    assert reply.result == f"[0-1] (2, '{servers.net6}2')"
+
+
+def test_the_debugger_on_a_host_without_a_way_back(reached: Kernel, servers: Servers) -> None:
+    """It lies behind a gate, and knows no route to this machine."""
+    route = [*servers.inside(2), "ip", "route"]
+    servers.run([*route, "add", "unreachable", f"{servers.net}.1"])
+    ok(reached.execute("%%spawn 2 --on ssh:behind -b gloo --keep\nimport torch, torch.distributed as dist\nx = rank"))
+    user = User(reached, "%%ranks\ny = torch.ones(1) * (x + 1)\nbreakpoint()\ndist.all_reduce(y)\nint(y)")
+    try:
+        assert "host2" in user.say("p __import__('socket').gethostname()")
+        assert re.search(r"\[0\] +1\n\[1\] +2\n", user.say("all p int(y)"))
+        user.say("all n", "all n")
+        assert "3" in user.say("p int(y)")
+        user.say("all c")
+        assert ok(user.cell.wait()).result == "[0-1] 3"
+        ok(reached.execute("%ranks stop"))
+    finally:
+        user.leave()
+        servers.run([*route, "del", "unreachable", f"{servers.net}.1"])
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(120)
+def test_a_laptop_that_sleeps(reached: Kernel) -> None:
+    """For a minute, much longer than a link may be silent."""
+    ok(reached.execute("%%spawn 2 --on ssh:host1 --keep\nimport time\nmine = rank"))
+    cell = reached.submit("%%ranks\nprint('begun')\ntime.sleep(65)\nmine")
+    cell.until_ranks("begun", range(2))
+    laptop = psutil.Process(reached.pid)
+    asleep = [laptop, *laptop.children(recursive=True)]
+    for process in asleep:
+        process.suspend()
+    time.sleep(60)  # what is tested
+    for process in asleep:
+        process.resume()
+    assert ok(cell.wait(60)).result == "[0] 0\n[1] 1"
+    ok(reached.execute("%ranks stop"))
 
 
 def test_a_firewall_between_hosts(reached: Kernel, servers: Servers) -> None:

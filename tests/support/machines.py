@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 _SETS = 9  # on one machine, each with names, network and ports of its own
 # A test run that is killed leaves nothing that runs. (While unshare waits, it ignores SIGTERM.)
 TERMINATED, KILLED = (["setpriv", "--pdeathsig", signal] for signal in ("TERM", "KILL"))
+TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
 def missing() -> str:
@@ -59,7 +61,8 @@ class Machines:
         _ip(f"link add {self._bridge} type bridge")
         self.folder = tempfile.mkdtemp(prefix="nbr-", dir="/tmp")
         try:
-            _ip(f"addr add {self.net}.1/24 dev {self._bridge}")
+            for address in (f"{self.net}.1/24", f"{self.net6}1/64 nodad"):
+                _ip(f"addr add {address} dev {self._bridge}")
             _ip(f"link set {self._bridge} up")
             self.prepare()
             for host in range(1, self._count + 1):
@@ -89,6 +92,11 @@ class Machines:
     def net(self) -> str:
         """The first three parts of all addresses; this machine's last one is 1."""
         return f"10.77.{self.number}"
+
+    @property
+    def net6(self) -> str:
+        """The same of IPv6."""
+        return f"fd77:{self.number}::"
 
     @property
     def _bridge(self) -> str:
@@ -139,9 +147,32 @@ class Machines:
         inside = self._inside[host] = int(children.read_text())
         _ip(f"link add {self.link(host)} type veth peer name eth0 netns {inside}")
         _ip(f"link set {self.link(host)} master {self._bridge} up")
-        for command_inside in ("link set lo up", f"addr add {self.address_of(host)}/24 dev eth0", "link set eth0 up"):
+        for command_inside in (
+            "link set lo up",
+            f"addr add {self.address_of(host)}/24 dev eth0",
+            f"addr add {self.net6}{host + 1}/64 dev eth0 nodad",
+            "link set eth0 up",
+        ):
             self.run([*self.inside(host), "ip", *command_inside.split()])
         return holder, inside
+
+    def torchrun(self, program: str) -> list[str]:
+        """The lines "rank ..." that this program prints under ``torchrun``, on two ranks of each of two hosts."""
+        script = Path(self.folder, "script.py")
+        script.write_text(f"{program}os._exit(0)\n")  # as in tests/programs/torchrun.py
+        options = f"--nnodes 2 --nproc-per-node 2 --master-addr {self.address_of(1)} --master-port 29511".split()
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        started = [
+            subprocess.Popen(
+                [*self.inside(host), TORCHRUN, *options, "--node-rank", str(host - 1), script],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for host in (1, 2)
+        ]
+        return [line for one in started for line in one.communicate()[0].splitlines() if line.startswith("rank ")]
 
     def run(self, command: list[object], env: Mapping[str, str] | None = None) -> None:
         """Run a command, which must succeed."""

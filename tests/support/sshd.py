@@ -21,7 +21,8 @@ def missing() -> str:
 
 class Servers(Machines):
     """``host1`` and so on, and: ``refused`` accepts no key, ``unknown`` has one that nobody knows, ``changed`` another
-    one than is known, ``closed`` no server, ``nowhere`` is no host. ``more`` are lines of the servers' configuration.
+    one than is known, ``closed`` no server, ``nowhere`` is no host; ``six1`` is host1 by IPv6, and so on; ``behind`` is
+    host2 by way of ``gate``, a further host. ``more`` are lines of the servers' configuration, but not of the gate's.
     """
 
     def __init__(self, hosts: int, more: str = "") -> None:
@@ -30,15 +31,27 @@ class Servers(Machines):
 
     def __enter__(self) -> Servers:
         super().__enter__()
+        self.add(self.gate)
         return self
+
+    @property
+    def gate(self) -> int:
+        """The gate's number."""
+        return self._count + 1
 
     def prepare(self) -> None:
         os.makedirs("/run/sshd", exist_ok=True)
         for name in ("id", "other"):
             self._key(name)
         shutil.copy(self._path("id.pub"), self._path("authorized_keys"))
-        names = [f"Host host{host}\nHostName {self.address_of(host)}\n" for host in range(1, self._count + 1)]
+        names = []
+        for host in range(1, self._count + 1):
+            address = self.address_of(host)
+            names += [f"Host host{host}\nHostName {address}\n"]
+            names += [f"Host six{host}\nHostName {self.net6}{host + 1}\nHostKeyAlias {address}\n"]
         first = self.address_of(1)
+        names += [f"Host gate\nHostName {self.address_of(self.gate)}\n"]
+        names += [f"Host behind\nHostName {self.address_of(2)}\nProxyJump gate\n"]
         names += [f"Host refused\nHostName {first}\nIdentityFile {self._path('other')}\n"]
         names += [
             f"Host {name}\nHostName {first}\nUserKnownHostsFile {self._path(name)}\n" for name in ("unknown", "changed")
@@ -60,7 +73,7 @@ class Servers(Machines):
         config.write_text(
             f"Port 22\nHostKey {self._path(f'host{host}')}\nAuthorizedKeysFile {self._path('authorized_keys')}\n"
             f"StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            f"PermitRootLogin prohibit-password\n{self._more}\n"
+            f"PermitRootLogin prohibit-password\n{self._more if host != self.gate else ''}\n"
         )
         self.run([*self.inside(host), SSHD, "-f", config])
 
