@@ -29,7 +29,7 @@ class Modules:
         with other files. Raises OSError."""
         sys.path[:] = [path for path in sys.path if path not in self._paths]
         self._paths.clear()
-        own = [next(filter(os.path.isdir, map(os.path.expanduser, folder.places)), "") for folder in folders]
+        own = [next(filter(_is_open, map(os.path.expanduser, folder.places)), "") for folder in folders]
         wanted = [self._is_wanted(path, folder) for path, folder in zip(own, folders, strict=True)]
         for path, folder, is_wanted in zip(own, folders, wanted, strict=True):
             self._paths.append(self._new_folder() if is_wanted else path)
@@ -72,6 +72,11 @@ class Modules:
         """Remove what was sent."""
         if self._sent is not None:
             self._sent.remove()
+
+
+def _is_open(path: str) -> bool:
+    """Is this a directory that may be used? At that path, another user may have one."""
+    return os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK)
 
 
 def _has(path: str, folder: Folder) -> bool:

@@ -105,6 +105,7 @@ class Node:
         finally:
             if self._context is not None:
                 self._context.dispose()
+            server.stop()  # an import writes compiled files among the modules
             self._modules.remove()
 
     def _wake(self) -> None:

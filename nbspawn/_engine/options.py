@@ -103,7 +103,10 @@ class LaunchOptions:
 
     def _check_several_nodes(self, nodes: int) -> None:
         if not isinstance(self.nprocs, int):
-            raise UsageError("on a cluster the number of ranks has to be given")
+            raise UsageError(
+                "on other machines the number of ranks has to be given (what they have: python -m nbspawn --check "
+                f"--on {self.on if isinstance(self.on, str) else '...'})"
+            )
         if nodes > self.nprocs:
             raise UsageError(f"{nodes} nodes need as many ranks at least, got {self.nprocs}")
         if self.start_method not in ("auto", "forkserver"):

@@ -2,7 +2,8 @@
 
     python tests/campaign/campaign.py --steps 1000             # says its seed
     python tests/campaign/campaign.py --seed 7 --only 412      # one step of that campaign again
-    python tests/campaign/campaign.py --agents                 # ranks on two agents (support/nodes.py)
+    python tests/campaign/campaign.py --on agents              # ranks on two agents (support/nodes.py)
+    python tests/campaign/campaign.py --on ssh                 # on two hosts, without a server (support/fake_ssh.py)
 
 Each step is made from the seed and its number alone: a kind of cell, a start method, one-shot, kept or background
 ranks, a fault and its moment. The moment is a time, so that a failure may need some tries to come again.
@@ -129,6 +130,13 @@ FAULTS = (
     "read-only disk",
 )
 FAULTS_OF_AGENTS = tuple(fault for fault in FAULTS if "disk" not in fault) + ("kill an agent", "freeze an agent") * 3
+FAULTS_ON = {
+    "": FAULTS,
+    "agents": FAULTS_OF_AGENTS,
+    "ssh": (*FAULTS_OF_AGENTS, *("kill the relay", "freeze the relay", "kill ssh", "freeze ssh") * 2),
+}
+OPTIONS_ON = {"": "", "agents": "--on agents --nnodes 2 ", "ssh": "--on ssh:one,two "}
+_SSH = f"{sys.executable} {SUPPORT}/fake_ssh.py"
 
 
 class Violation(AssertionError):
@@ -147,13 +155,13 @@ class Step:
     moment: float
 
     @classmethod
-    def of(cls, seed: int, number: int, agents: bool = False) -> Step:
+    def of(cls, seed: int, number: int, on: str = "") -> Step:
         """The same for the same seed and number."""
         chance = random.Random(f"{seed}-{number}")
         kind = chance.choice(list(CELLS))
-        fault = chance.choice(FAULTS_OF_AGENTS if agents else FAULTS)
+        fault = chance.choice(FAULTS_ON[on])
         mode = chance.choices(("one-shot", "kept", "background"), (4, 4, 2))[0]
-        method = chance.choice(("auto", "forkserver" if agents else "fork", "forkserver"))
+        method = chance.choice(("auto", "forkserver" if on else "fork", "forkserver"))
         return cls(number, kind, method, mode, fault, chance.uniform(0, 1.5))
 
     @property
@@ -203,10 +211,10 @@ class Place:
 class Campaign:
     """A kernel, and what it has been through."""
 
-    def __init__(self, seed: int, slack: float, agents: bool) -> None:
+    def __init__(self, seed: int, slack: float, on: str) -> None:
         self.seed = seed
         self._slack = slack
-        self._on = "--on agents --nnodes 2 " if agents else ""
+        self._on = OPTIONS_ON[on]
         self.place = Place()
         self._logs = Path(tempfile.mkdtemp(prefix="nbc-logs-"))
         self._kernel: Kernel | None = None
@@ -222,7 +230,7 @@ class Campaign:
     def kernel(self) -> Kernel:
         if self._kernel is None:
             self._folder = Path(tempfile.mkdtemp(prefix="nbc-kernel-"))
-            self._kernel = ExecutedKernel(self._folder, TMPDIR=str(self.place.path)).start()
+            self._kernel = ExecutedKernel(self._folder, TMPDIR=str(self.place.path), NBSPAWN_SSH=_SSH).start()
             self._kept = ""
             self._kernels += 1
             if random.Random(f"{self.seed}-{self._kernels}-debugger").random() < 0.3:
@@ -230,7 +238,7 @@ class Campaign:
                 self.seen["the front end's debugger"] += 1
             for cell in ("%load_ext nbspawn", PRELUDE):
                 self._well(cell)
-            if self._on:
+            if "agents" in self._on:
                 self._well(_KIND)
             for method in ("auto",) if self._on else ("fork", "forkserver"):
                 self._well(f"%%spawn 2 {self._on}-m {method}\nrank")
@@ -259,16 +267,14 @@ class Campaign:
         self._until(
             lambda: not any(lives(child.pid) for child in children), lambda: "the kernel's processes end with it"
         )
-        self._sweep()
+        self._until(lambda: not self._swept(), lambda: f"left in the temp directory: {self._swept()}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _sweep(self) -> None:
-        """As the next kernel does; then nothing of ours is left."""
+    def _swept(self) -> list[str]:
+        """Sweep as the next kernel does; what of ours is left."""
         text = "from nbspawn._engine.kernel.directories import remove_stale; remove_stale()"
         subprocess.run([sys.executable, "-c", text], env={**os.environ, "TMPDIR": str(self.place.path)}, check=True)
-        left = [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
-        if left:
-            raise Violation(f"left in the temp directory: {left}")
+        return [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
 
     def _until(self, happened: Callable[[], object], what: Callable[[], str], seconds: float = 10.0) -> None:
         end = time.monotonic() + seconds * self._slack
@@ -387,6 +393,13 @@ class Campaign:
                     one = chance.choice(agents)
                     _send(one, number)
                     self._restored.append(lambda: _thaw(one))
+            case "kill the relay" | "freeze the relay" | "kill ssh" | "freeze ssh":
+                sign = "near" if "relay" in whom else f"{SUPPORT}/fake_ssh.py"
+                children = psutil.Process(kernel.pid).children(recursive=True)
+                if found := [child for child in children if sign in child.cmdline()]:
+                    one = chance.choice(found)
+                    _send(one, number)
+                    self._restored.append(lambda: _thaw(one))
             case "kill the server" | "freeze the server" | "kill the guardian" | "freeze the guardian":
                 sign = IMPORTER if "server" in whom else "_engine/kernel/guardian.py"
                 of = chance.choice(self._agents(kernel) or [psutil.Process(kernel.pid)])
@@ -396,7 +409,8 @@ class Campaign:
                             _send(process, number)
 
     def _agents(self, kernel: Kernel) -> list[psutil.Process]:
-        return [child for child in psutil.Process(kernel.pid).children() if "nbspawn._agent" in child.cmdline()]
+        children = psutil.Process(kernel.pid).children(recursive=True)
+        return [child for child in children if "nbspawn._agent" in child.cmdline()]
 
     # ------------------------------------------------------------ what must hold
 
@@ -524,9 +538,9 @@ def _thaw(process: psutil.Process) -> None:
 
 
 @contextlib.contextmanager
-def campaign(seed: int, slack: float = 1.0, agents: bool = False) -> Iterator[Campaign]:
+def campaign(seed: int, slack: float = 1.0, on: str = "") -> Iterator[Campaign]:
     """Nothing of it stays on the machine."""
-    made = Campaign(seed, slack, agents)
+    made = Campaign(seed, slack, on)
     try:
         yield made
         made.close()
@@ -543,15 +557,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     parser.add_argument("--only", type=int, nargs="+", help="these steps of the campaign alone")
     parser.add_argument("--slack", type=float, default=1.0, help="times as long as promised, on a busy machine")
-    parser.add_argument("--agents", action="store_true", help="ranks on two agents")
+    parser.add_argument("--on", choices=FAULTS_ON, default="", help="where ranks run")
     parser.add_argument("--go-on", action="store_true", help="after a violation, with a new kernel")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     violations = 0
     began = time.monotonic()
-    with campaign(given.seed, given.slack, given.agents) as made:
+    with campaign(given.seed, given.slack, given.on) as made:
         for number in given.only or range(given.steps):
-            step = Step.of(given.seed, number, given.agents)
+            step = Step.of(given.seed, number, given.on)
             started = time.monotonic()
             try:
                 made.perform(step)

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.extended
 
 
-@pytest.mark.parametrize("more", [[], ["--agents"]])
+@pytest.mark.parametrize("more", [[], ["--on", "agents"], ["--on", "ssh"]])
 def test_a_short_campaign(more: list[str]) -> None:
     """The bounds are wide: they find what hangs, on whatever machine."""
     program = Path(__file__).parent / "campaign.py"

@@ -89,6 +89,11 @@ def test_as_many_nodes_as_hosts() -> None:
         (255, "ssh: connect to host box port 22: Connection timed out", "it does not answer within 10 s"),
         (127, "sh: 1: exec: /p: not found", "there is no /p there (sh: 1: exec: /p: not found). Name its interpreter"),
         (
+            126,
+            "sh: 1: exec: /p: Permission denied",
+            "/p cannot be run there (sh: 1: exec: /p: Permission denied). Name",
+        ),
+        (
             3,
             "warning\nnbspawn: /p is Python 3.9, and the kernel's is 3.11",
             "/p is Python 3.9, and the kernel's is 3.11",
@@ -270,6 +275,29 @@ def test_edits_of_what_a_host_has_of_its_own(
         assert kept.engine.notes[0].startswith("cloned.py has changed here, but")
     for found, path in call(two, value, nprocs=2):
         assert found == 22 and "nbspawn-modules-" in path
+    agents.release()
+
+
+@clean
+@pytest.mark.skipif(os.geteuid() != 0, reason="the same directory is closed to the host's user alone")
+def test_a_directory_of_another_user_at_the_same_path(
+    workplace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as if the host had none."""
+    user = "setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-dac_override,-dac_read_search"
+    monkeypatch.setenv("NBSPAWN_SSH", f"{user} {FAKE}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    tmp_path.chmod(0)
+
+    def place(rank: int) -> tuple[str, str]:
+        import mine  # type: ignore[import-not-found]
+
+        return os.path.dirname(mine.__file__), os.getcwd()
+
+    for path, here in call(SshHosts("ssh:one"), place, nprocs=2):
+        assert "/nbspawn-modules-" in path and here == path
+    tmp_path.chmod(0o700)
     agents.release()
 
 

@@ -281,7 +281,7 @@ def far() -> None:
     with contextlib.ExitStack() as made:
         try:
             folder = tempfile.mkdtemp(prefix="nbspawn-code-")
-            made.callback(shutil.rmtree, folder, ignore_errors=True)
+            made.callback(_remove, folder)
             made.callback(os.close, _sign(folder))
             _unpack(archive, folder)
         except OSError as error:
@@ -339,6 +339,16 @@ def _sign(folder: str) -> int:
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.write(fd, f"made by nbspawn, inode {os.stat(folder).st_ino}\n".encode())
     return fd
+
+
+def _remove(folder: str) -> None:
+    """Remove it with everything in it. A child of an agent that was killed may still be importing: that writes compiled
+    files into it."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(0.1)
 
 
 def _environment(task: dict[str, Any], folder: str) -> dict[str, str]:

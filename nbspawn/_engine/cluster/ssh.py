@@ -40,7 +40,7 @@ _OPTIONS = {
 }
 _BEGIN = 'import os;R=lambda n:b"".join(os.read(0,1)for _ in range(n));exec(R(int(R(8))))'
 """Reads the relay's text, after its length in eight digits, and runs it. A shell would read ahead."""
-_EXIT_NO_PROGRAM = (126, 127)
+_EXIT_NO_PROGRAM = {126: "{python} cannot be run there", 127: "there is no {python} there"}
 _EXIT_SSH = 255
 
 
@@ -306,7 +306,8 @@ def explained(host: Host, exit_code: int, said: str) -> str:
     lines = _lines(said)
     last = lines[-1] if lines else ""
     if exit_code in _EXIT_NO_PROGRAM:
-        return f"there is no {host.python} there ({last}). Name its interpreter: --on ssh:{host.name}/path/to/python"
+        why = _EXIT_NO_PROGRAM[exit_code].format(python=host.python)
+        return f"{why} ({last}). Name its interpreter: --on ssh:{host.name}/path/to/python"
     if exit_code == _EXIT_SSH:
         for sign, meaning in _KNOWN:
             if line := next((line for line in lines if sign in line), ""):
