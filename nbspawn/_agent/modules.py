@@ -21,6 +21,8 @@ class Modules:
         self._paths: list[str] = []
         self._sent: OwnedDirectory | None = None
         self._made = 0
+        self.sent_from: dict[str, str] = {}
+        """By the folder that was sent, the kernel's."""
         self._packages: dict[str, str] = {}
         """Folders with packages that the host does not have, by what they are for."""
 
@@ -33,6 +35,8 @@ class Modules:
         wanted = [self._is_wanted(path, folder) for path, folder in zip(own, folders, strict=True)]
         for path, folder, is_wanted in zip(own, folders, wanted, strict=True):
             self._paths.append(self._new_folder() if is_wanted else path)
+            if is_wanted and folder.places:
+                self.sent_from[self._paths[-1]] = folder.places[0]
             if is_wanted and folder.without:
                 self._packages[folder.without] = self._paths[-1]
                 # The importer has a path of its own.

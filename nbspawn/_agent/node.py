@@ -155,7 +155,7 @@ class Node:
             self._listener.close()
         self._kernel.clock.known.wait()
         place = replace(begin.place, slow_dns=self._slow_dns)
-        self._translation = Translation(place, self._kernel.clock)
+        self._translation = Translation(place, self._kernel.clock, self._modules.sent_from)
         try:
             options = devices.resolve(begin.options)
             server.get(environment={**os.environ, **options.env})

@@ -135,6 +135,7 @@ FAULTS_ON = {
     "agents": FAULTS_OF_AGENTS,
     "ssh": (*FAULTS_OF_AGENTS, *("kill the relay", "freeze the relay", "kill ssh", "freeze ssh") * 2),
 }
+_KILLS = ("kill a rank", "kill an agent", "kill the relay", "kill ssh")
 OPTIONS_ON = {"": "", "agents": "--on agents --nnodes 2 ", "ssh": "--on ssh:one,two "}
 _SSH = f"{sys.executable} {SUPPORT}/fake_ssh.py"
 
@@ -470,9 +471,9 @@ class Campaign:
                 self._well("%ranks stop")
             else:
                 again = kernel.execute(f"%%ranks -g {GRACE}\n({after!r}, rank)", timeout=_HANGS)
-                # A rank that was killed was idle: it is told now, or was noticed before. One without its descriptors
-                # is aborted by gloo's thread.
-                may_die = step.fault == "kill a rank" or step.kind == "closes all"
+                # What was killed was idle: it is told now, or was noticed before. A rank without its descriptors is
+                # aborted by gloo's thread.
+                may_die = step.fault in _KILLS or step.kind == "closes all"
                 told = again.ename == "RankExitedError" or "the kept ranks have ended (" in again.evalue
                 if may_die and told:
                     self._kept = ""

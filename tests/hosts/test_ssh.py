@@ -207,6 +207,11 @@ def test_own_modules_are_sent_and_edits_follow(
 
         return deep.value, deep.__file__
 
+    def fail(rank: int) -> None:
+        from package import failing  # type: ignore[import-not-found]
+
+        failing.fail()
+
     for number in (1, 22):
         (tmp_path / "package" / "deep.py").write_text(f"value = {number}")
         for found, path in call(hosts, value):
@@ -215,6 +220,10 @@ def test_own_modules_are_sent_and_edits_follow(
         assert kept.execute("from package import deep; deep.value") == [22] * 4
         (tmp_path / "package" / "deep.py").write_text("value = 333")
         assert kept.execute("deep.value") == [333] * 4
+    (tmp_path / "package" / "failing.py").write_text("def fail():\n    1 / 0")
+    with pytest.raises(nbspawn.RankRaisedError) as caught:
+        call(hosts, fail)
+    assert 'File "/not/there/package/failing.py", line 2' in str(caught.value), "the name that the user knows"
 
 
 @clean
