@@ -44,8 +44,8 @@ class Engine(Protocol):
         """Are the logs there, as far as is known?"""
 
     @property
-    def logs_stay(self) -> bool:
-        """Are they in a directory that the user has given? Others are deleted when this process ends, or before."""
+    def logs_stay_until(self) -> str:
+        """What the logs stay until; '' for those in a directory that the user has given."""
 
     @property
     def all_alive(self) -> bool:

@@ -362,7 +362,7 @@ class Supervisor:
 
     def _concluded(self, run: Run) -> Results[Any]:
         engine = self._engine
-        until = "" if engine.logs_stay else " (until the kernel ends; --log-dir keeps them)"
+        until = engine.logs_stay_until and f" (until {engine.logs_stay_until})"
         logs = f"Full logs: {run.log_dir}{until}" if engine.logs_exist else f"The logs in {run.log_dir} were deleted."
         if self._policy.stopped_by_user:
             raise interrupt_error([*self._sentences, *self._stood(run), *self._stacks_at_end])

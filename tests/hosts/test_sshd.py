@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 import sshd
-from kernels import Kernel, ok, wait_until
+from kernels import Kernel, ok, plain, wait_until
+from on_hosts import over_ssh
 from sshd import Servers
 from users import User
 
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "over_ssh.ipynb"
 TRAINING = Path(__file__).parents[1] / "programs" / "digits.py"
 
 
@@ -66,6 +69,19 @@ def test_the_same_losses_as_under_torchrun(reached: Kernel, servers: Servers) ->
     reply = ok(reached.execute(f"%%spawn 4 --on ssh:host1,host2 --threads 1\n{training}"))
     ours = [line for rank in range(4) for line in reply.of(rank) if line.startswith("rank ")]
     assert len(lines) == 28 and sorted(ours) == sorted(lines)
+
+
+@pytest.mark.extended
+def test_the_notebook(servers: Servers) -> None:
+    """As it was saved, and once more."""
+    again = "".join(str(reply.outputs) for reply in over_ssh(NOTEBOOK, servers))
+    shown = "".join(str(cell.get("outputs", "")) for cell in nbformat.read(NOTEBOOK, as_version=4).cells)
+    for whole in (plain(shown.replace("\\x1b", "\x1b")), plain(again.replace("\\x1b", "\x1b"))):
+        assert "All is well." in whole and "[0-1] training on host1" in whole
+        assert "1 module was sent to host1 (0.1 KB)." in whole
+        assert re.search(r"rank 0 of 2 \(host1\): RuntimeError: The size of tensor a .* \(line 2\)", whole)
+        assert re.search(r"File /\S+/features.py:3, in normalized", whole) and "nbspawn-modules-" not in whole
+        assert "[0-1] tensor([3.])" in whole and "[2] (6, 'host2', 'local rank 0 of node 1')" in whole
 
 
 def test_ipv6(reached: Kernel, servers: Servers) -> None:

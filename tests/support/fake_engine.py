@@ -22,7 +22,7 @@ class FakeEngine:
     notes = ()
     log_dir = "/no/such/logs"
     logs_exist = False
-    logs_stay = False
+    logs_stay_until = "the kernel ends"
 
     def __init__(self, nprocs: int, *script: tuple[float, Event | Callable[[], object]], obey: str = "interrupt"):
         self.nprocs = nprocs

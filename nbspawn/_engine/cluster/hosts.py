@@ -57,7 +57,6 @@ class HostRanks:
         self._agents = agents
         self._command = command
         self._grouped = options.backend is not None
-        self._logs_stay = options.log_dir is not None
         self._stopping = False
         self._unsettled = False
         """Have ranks been stopped that have not settled yet?"""
@@ -119,8 +118,8 @@ class HostRanks:
         return True
 
     @property
-    def logs_stay(self) -> bool:
-        return self._logs_stay
+    def logs_stay_until(self) -> str:
+        return "`%ranks release`, or five idle minutes"
 
     @property
     def all_alive(self) -> bool:

@@ -54,7 +54,8 @@ def send_modules(
     for node, answer in zip(to, taken, strict=True):
         _check(node, answer)
         sent = [text for texts in lacking[node.link.node].values() for text in texts.values() if text is not None]
-        notes.append(f"{len(sent)} modules ({sum(map(len, sent)) / 1e3:,.0f} KB) were sent to {node.link.host}.")
+        what = "1 module was" if len(sent) == 1 else f"{len(sent)} modules were"
+        notes.append(f"{what} sent to {node.link.host} ({sum(map(len, sent)) / 1e3:,.1f} KB).")
     return tuple(notes)
 
 

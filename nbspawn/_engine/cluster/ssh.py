@@ -56,7 +56,8 @@ class Host:
     def __str__(self) -> str:
         user, at, name = self.name.rpartition("@")
         port = f":{self.port}" if self.port else ""
-        return f"{user}{at}{f'[{name}]' if ':' in name else name}{port}{self.python}"
+        path = self.python if self.python != sys.executable else ""
+        return f"{user}{at}{f'[{name}]' if ':' in name else name}{port}{path}"
 
 
 def hosts(where: str) -> list[Host]:

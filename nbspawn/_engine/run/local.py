@@ -118,9 +118,8 @@ class LocalRanks(ProcessContext):
         return os.path.isdir(self.files.logs)
 
     @property
-    def logs_stay(self) -> bool:
-        """Are they in a directory that the user has given?"""
-        return self.files.logs != self.files.private
+    def logs_stay_until(self) -> str:
+        return "the kernel ends; --log-dir keeps them" if self.files.logs == self.files.private else ""
 
     def log_path(self, rank: int) -> str:
         """The file that holds all that the rank has printed."""
