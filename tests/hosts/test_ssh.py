@@ -100,6 +100,7 @@ def test_as_many_nodes_as_hosts() -> None:
         ),
         (255, "something new", "ssh says: something new"),
         (1, "", "ssh has ended with exit code 1, and has said nothing"),
+        (1, "ValueError: invalid literal for int() with base 10: b''", "StdinNull or ForkAfterAuthentication"),
     ],
 )
 def test_why_there_is_no_agent(code: int, said: str, meaning: str) -> None:
@@ -190,6 +191,13 @@ def test_a_host_with_python_and_torch_alone(workplace: str, client: None, bare: 
         with pytest.raises(nbspawn.RankRaisedError, match="rank 1 of 2.*ZeroDivisionError"):
             kept.execute("1 / (rank - 1)")
     agents.release()
+
+
+@clean
+def test_a_host_without_torch(workplace: str, client: None, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    with pytest.raises(nbspawn.StartError, match=r"no agent could be started on box: \S+ has no torch there\. Install"):
+        call(SshHosts(f"ssh:box{tmp_path}/bin/python"), abs, nprocs=1)  # type: ignore[arg-type]
 
 
 @clean

@@ -179,6 +179,12 @@ def test_a_laptop_and_one_host(reached: Kernel) -> None:
         ("changed", r"its host key is not the one that this machine knows.*ssh says: .*CHANGED"),
         ("closed", r"no SSH server listens there\. ssh says: .*Connection refused"),
         ("nowhere", r"there is no route to it\. ssh says: .*No route to host"),
+        ("nobody.invalid", r"this machine does not know that name\. ssh says: .*Could not resolve hostname"),
+        pytest.param(
+            "silent",
+            r"it does not answer within 10 s\. ssh says: .*Connection timed out",
+            marks=pytest.mark.extended,
+        ),
         ("host1/no/python", r"there is no /no/python there .*--on ssh:host1/path/to/python"),
         ("host1,refused", r"it refuses the login"),
     ],

@@ -21,8 +21,9 @@ def missing() -> str:
 
 class Servers(Machines):
     """``host1`` and so on, and: ``refused`` accepts no key, ``unknown`` has one that nobody knows, ``changed`` another
-    one than is known, ``closed`` no server, ``nowhere`` is no host; ``six1`` is host1 by IPv6, and so on; ``behind`` is
-    host2 by way of ``gate``, a further host. ``more`` are lines of the servers' configuration, but not of the gate's.
+    one than is known, ``closed`` no server, ``nowhere`` is no host, ``silent`` does not answer; ``six1`` is host1 by
+    IPv6, and so on; ``behind`` is host2 by way of ``gate``, a further host. ``more`` are lines of the servers'
+    configuration, but not of the gate's.
     """
 
     def __init__(self, hosts: int, more: str = "") -> None:
@@ -32,6 +33,9 @@ class Servers(Machines):
     def __enter__(self) -> Servers:
         super().__enter__()
         self.add(self.gate)
+        # No machine has this address, but nothing says so.
+        known = f"{self.net}.240 lladdr 02:00:00:00:00:f0 nud permanent dev {self._bridge}"
+        self.run(["ip", "neigh", "replace", *known.split()])
         return self
 
     @property
@@ -56,6 +60,7 @@ class Servers(Machines):
         names += [
             f"Host {name}\nHostName {first}\nUserKnownHostsFile {self._path(name)}\n" for name in ("unknown", "changed")
         ]
+        names += [f"Host silent\nHostName {self.net}.240\n"]
         names += [f"Host closed\nHostName {first}\nPort 4\n", f"Host nowhere\nHostName {self.net}.250\n"]
         names += [f"Host * !refused\nIdentityFile {self._path('id')}\n"]
         names += ["Host *\nUser root\nIdentitiesOnly yes\nGlobalKnownHostsFile /dev/null\n"]

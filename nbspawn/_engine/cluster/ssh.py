@@ -314,6 +314,8 @@ def explained(host: Host, exit_code: int, said: str) -> str:
             if line := next((line for line in lines if sign in line), ""):
                 name = host.name.rpartition("@")[2]
                 return f"{meaning.format(host=host.name, name=name)}. ssh says: {line}"
+    if "invalid literal for int()" in last:  # of _BEGIN
+        return "ssh sends it no input: is there StdinNull or ForkAfterAuthentication in ~/.ssh/config?"
     if own := [line for line in lines if line.startswith("nbspawn: ")]:
         return own[-1].removeprefix("nbspawn: ") + (f" ({last})" if last != own[-1] else "")
     return f"ssh says: {last}" if last else f"ssh has ended with exit code {exit_code}, and has said nothing"
