@@ -19,12 +19,12 @@ _RUNS = re.compile(r"^\[\d+\] +(starting|running|waiting)\b", re.MULTILINE)
 """In what the command ``ranks`` lists. A peer that is listed as waiting may have gone on: its sample is older."""
 
 
-def run(path: Path, directory: str = "") -> list[Reply]:
+def run(path: Path, directory: str = "", **env: str) -> list[Reply]:
     """What the code cells left behind, in their order, in this directory or a temporary one; raises where a cell failed
-    that was not to fail."""
+    that was not to fail. ``env`` is new in the kernel's environment."""
     replies = []
     notebook = nbformat.read(path, as_version=4)
-    with tempfile.TemporaryDirectory() as folder, ExecutedKernel(Path(directory or folder)) as kernel:
+    with tempfile.TemporaryDirectory() as folder, ExecutedKernel(Path(directory or folder), **env) as kernel:
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 user = User(kernel, cell.source)

@@ -18,8 +18,7 @@ from sshd import Servers
 
 def over_ssh(path: Path, hosts: Servers) -> list[Reply]:
     """What the notebook's cells leave behind on these hosts, which do not have the directory that it runs in."""
-    os.environ["NBSPAWN_SSH"] = hosts.client
-    os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    path_of_programs = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as directory:
         for host in (1, 2):
             # torch looks addresses up as those of IPv6, and prints a warning for each that has no name.
@@ -27,7 +26,7 @@ def over_ssh(path: Path, hosts: Servers) -> list[Reply]:
                 host, "/etc/hosts", "".join(f"::ffff:{hosts.address_of(other)} host{other}\n" for other in (1, 2))
             )
             hosts.run([*hosts.inside(host), "mount", "-t", "tmpfs", "none", directory])
-        return answered.run(path, directory)
+        return answered.run(path, directory, NBSPAWN_SSH=hosts.client, PATH=path_of_programs)
 
 
 if __name__ == "__main__":
