@@ -327,7 +327,9 @@ class Campaign:
             return self.kernel.submit(f"%%ranks -g {GRACE}\n{body}")
         options = f"2 {self._on}-m {step.method}{group} -g {GRACE}{self._log_dir(logs)}"
         if step.mode == "background":
-            self._well(f"%%spawn {options} --background -o handle\n{body}")
+            start = f"%%spawn {options} --background -o handle\n{body}"
+            if self.kernel.execute(start, timeout=_HANGS).ename:
+                self._well(start)  # what was killed was about to start them
             return self.kernel.submit("handle.wait()")
         return self.kernel.submit(f"%%spawn {options}\n{body}")
 

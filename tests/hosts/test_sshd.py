@@ -156,7 +156,7 @@ def test_a_check_of_hosts(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> 
     assert re.fullmatch(r" +host1: Python [\d.]+, torch \S+, \d+ CPUs, 0 GPUs", lines[1]), lines
     assert "ok        Who reaches whom ()" in lines and "ok        An all_reduce of all, by gloo ()" in lines
     code, lines = check("host1,refused")
-    assert code == 1 and lines[2].startswith("FAILED    ssh:refused/"), lines
+    assert code == 1 and lines[2].startswith("FAILED    ssh:refused ("), lines
     assert "it refuses the login: " in lines[3] and lines[-1] == "1 of 2 checks have failed."
 
 

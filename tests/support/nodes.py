@@ -91,8 +91,13 @@ class Equal(Processes):
         return self.nodes
 
 
-def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> Equal:
+def count(where: str, asked: int | None) -> int:
     """This module as a kind of cluster (_engine/clusters.py)."""
+    return asked or 1
+
+
+def starter(where: str, nprocs: int, nodes: int, backend: str | None) -> Equal:
+    """The other of its functions."""
     return Equal(nodes)
 
 

@@ -164,7 +164,9 @@ class _Player:
         elif isinstance(message, Call):
             if message.method == "dispose":
                 self._run[node] = 0
-            value = {"serve_store": ("127.0.0.1", 1), "dispose": True}.get(message.method)
+            place = "127.0.0.1", 1
+            values: dict[str, Any] = {"serve_store": place, "listen": place, "reach": [], "dispose": True}
+            value = values.get(message.method)
             if message.number:
                 answer = Answer(message.number, pickled(CALLS[message.method], value))
                 self._controls[node].sendall(connection.frame(pickled(FromAgent, answer)))
