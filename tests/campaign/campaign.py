@@ -328,7 +328,10 @@ class Campaign:
         options = f"2 {self._on}-m {step.method}{group} -g {GRACE}{self._log_dir(logs)}"
         if step.mode == "background":
             start = f"%%spawn {options} --background -o handle\n{body}"
-            if self.kernel.execute(start, timeout=_HANGS).ename:
+            reply = self.kernel.execute(start, timeout=_HANGS)
+            if reply.status != "ok" and step.fault not in _KILLS:
+                raise Violation(f"the ranks do not start\n{reply}")
+            if reply.status != "ok":
                 self._well(start)  # what was killed was about to start them
             return self.kernel.submit("handle.wait()")
         return self.kernel.submit(f"%%spawn {options}\n{body}")
