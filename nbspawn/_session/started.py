@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,14 +14,15 @@ from nbspawn._accelerators import kinds
 from nbspawn._carried import replaced, settings
 from nbspawn._engine import clusters
 from nbspawn._engine.base import Engine
-from nbspawn._engine.cluster.agents import connected
-from nbspawn._engine.cluster.hosts import HostRanks
+from nbspawn._engine.cluster.agents import Agents, connected
+from nbspawn._engine.cluster.hosts import HostRanks, IdleAgentLostError
 from nbspawn._engine.jobs import CellJob, Job, fill, pack
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.start.fork_safety import foreign_threads
 from nbspawn._engine.start.start_method import Start, fork_instead
+from nbspawn._payload.packing import Packed
 from nbspawn._protocol.messages import UNGROUPED, RunCell, RunFunction
 from nbspawn._protocol.payload import Shared
 from nbspawn._session import views
@@ -172,8 +173,7 @@ def _start_on_nodes(
                 "queues, locks and shared tensors belong to one machine, and cannot be sent to other nodes"
             )
         try:
-            agents = connected(starter, _Waiting(interrupts))
-            engine = HostRanks(agents, command, packed, options, settings.read(), lambda: interrupts.count)
+            agents, engine = _engine_on(starter, command, packed, options, interrupts)
         except KeyboardInterrupt:
             raise interrupt_error((), "nothing was started: the nodes were not ready yet") from None
     known = [set(job.sources) for _ in range(int(options.nprocs))]
@@ -185,6 +185,19 @@ def _start_on_nodes(
     if isinstance(job, CellJob):
         started.magics.update(job.magics)
     return started
+
+
+def _engine_on(
+    starter: Any,
+    command: RunCell | RunFunction,
+    packed: Packed,
+    options: LaunchOptions,
+    interrupts: InterruptFlag,
+) -> tuple[Agents, HostRanks]:
+    while True:
+        agents = connected(starter, _Waiting(interrupts))
+        with suppress(IdleAgentLostError):  # then it is started anew
+            return agents, HostRanks(agents, command, packed, options, settings.read(), lambda: interrupts.count)
 
 
 class _Waiting:

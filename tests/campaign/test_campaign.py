@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.extended
 
 
+@pytest.mark.timeout(600)  # on a busy machine
 @pytest.mark.parametrize("more", [[], ["--on", "agents"], ["--on", "ssh"]])
 def test_a_short_campaign(more: list[str]) -> None:
     """The bounds are wide: they find what hangs, on whatever machine."""

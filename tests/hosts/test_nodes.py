@@ -441,6 +441,18 @@ def test_idle_agents_give_their_nodes_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert until(lambda: not agents._all and not starter.agents)
 
 
+@clean
+def test_an_idle_agent_that_has_just_ended_is_started_anew(workplace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody knows of its end yet."""
+    monkeypatch.setattr(agents.Agents, "look_after", lambda self: None)
+    starter = Processes(2)
+    call(starter, places)
+    starter.agents[1].kill()
+    starter.agents[1].wait()
+    assert call(starter, places)[3][0] == 3
+    agents.release()
+
+
 @pytest.mark.extended
 def test_a_start_that_a_node_refuses_is_an_error_and_the_next_run_works(nodes: Processes) -> None:
     call(nodes, places)

@@ -40,6 +40,8 @@ class Agents:
         self.modules = OwnModules() if starter.needs_modules else None
         self.in_use = False
         """Has a run ranks there?"""
+        self.used = False
+        """Had one?"""
         self._timer: threading.Timer | None = None
         descriptors.check_limit(starter.nodes, "nodes", _DESCRIPTORS_A_NODE * starter.nodes + _DESCRIPTORS)
         starter.prepare(waiting)
@@ -63,7 +65,7 @@ class Agents:
 
     def done(self) -> None:
         """The run is over. After some idle minutes the nodes are given back; at once, if one of them is lost."""
-        self.in_use = False
+        self.in_use, self.used = False, True
         if not self.alive:
             release(self)
             return

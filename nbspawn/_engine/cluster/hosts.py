@@ -41,6 +41,10 @@ _KILL_SECONDS = 1.0  # for a node to report that its ranks, which were killed, h
 _NAMED = 4  # nodes in one sentence
 
 
+class IdleAgentLostError(StartError):
+    """An agent has ended since the last run; nothing was started."""
+
+
 class HostRanks:
     """The ranks of one run (``Engine`` in base.py says what each method does)."""
 
@@ -75,6 +79,10 @@ class HostRanks:
     def _begin(
         self, packed: Packed, options: LaunchOptions, notebook: Settings, cancelled: Callable[[], object]
     ) -> None:
+        if self._agents.used:
+            self._nodes.ask("losses")  # one that has just ended does not answer
+            if not self._agents.alive:
+                raise IdleAgentLostError("an idle agent has ended")
         if self._agents.modules is not None:
             self.notes = preparation.send_modules(self._agents.modules, self._nodes, True, cancelled)
         several = len(self._agents.links) > 1
