@@ -29,7 +29,6 @@ class FunctionJob:
     kind = "function"
     source = ()
     sources = ()
-    notes = ()
 
     @property
     def title(self) -> str:
@@ -69,8 +68,6 @@ class CellJob:
     namespace: dict[str, Any]
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
-    """What to say below the table."""
     magics: Mapping[str, Any] = field(default_factory=dict)
     """The notebook's own that it uses; those that it may do without are in ``optional``, too."""
     replaced: Mapping[str, Any] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from nbspawn._carried import process_state, replaced, settings
 from nbspawn._engine.jobs import Job, fill, pack
 from nbspawn._engine.kernel import descriptors
 from nbspawn._engine.kernel.directories import run_directories
+from nbspawn._engine.kernel.door import door
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.options import LaunchOptions
 from nbspawn._engine.run.local_context import LocalContext
@@ -211,8 +212,9 @@ def _launch(
         backend=options.backend,
         accelerator=options.accelerator,
         keep=options.keep,
-        long_group_timeout=options.pdb or options.debugpy or options.keep,
+        long_group_timeout=options.pdb or options.debugpy or options.keep or door.is_open(),
         debugpy=options.debugpy,
+        door=door.path(),
         settings=notebook,
         process=process_state.read() if how.method == "forkserver" and place.master is None else None,
         default_method=multiprocessing.get_start_method(allow_none=True),

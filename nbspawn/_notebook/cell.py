@@ -6,14 +6,14 @@ import functools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.alias import default_aliases
 
 from nbspawn._carried import magics
 from nbspawn._engine.jobs import CellJob
-from nbspawn._notebook import front_end, hints
+from nbspawn._notebook import hints
 from nbspawn._payload import annotated, mentioned
 from nbspawn._payload.names import FUTURES, Names, check, ends_silent, names_used
 from nbspawn._protocol.messages import RunCell
@@ -66,10 +66,9 @@ def job(
         directories=tuple(map(str, shell.history_manager.dir_hist)),
         flags=flags,
     )
-    notes = tuple(_ignored_breakpoints(shell, filename))
     own_magics, perhaps = magics.used(shell, source, transformed)
     if push is not None:
-        return CellJob(command, shell.user_ns, names.required, names.optional | perhaps, notes, own_magics)
+        return CellJob(command, shell.user_ns, names.required, names.optional | perhaps, own_magics)
     hidden = shell.user_ns_hidden  # what startup files have defined, too
     own = {name for name in _SHELLS & hidden.keys() if shell.user_ns.get(name) is hidden[name]}
     optional = names.optional.union(
@@ -77,19 +76,7 @@ def job(
         annotated.sent_along(names.annotated, shell.user_ns),
         perhaps,
     )
-    return CellJob(command, shell.user_ns, names.required - own, optional - own, notes, own_magics)
-
-
-def _ignored_breakpoints(shell: Any, filename: str) -> Iterator[str]:
-    """A note on the cell's breakpoints in the front end's debugger, which stops the kernel only."""
-    debugger = front_end.debugger(shell)
-    if not getattr(debugger, "is_started", False):
-        return
-    if lines := ", ".join(str(one.get("line")) for one in debugger.breakpoint_list.get(filename, ())):
-        yield (
-            f"The notebook's debugger does not stop ranks: its breakpoints in this cell (line {lines}) are ignored. "
-            "breakpoint() in the code stops them, and so does `%ranks debug`."
-        )
+    return CellJob(command, shell.user_ns, names.required - own, optional - own, own_magics)
 
 
 def explain(

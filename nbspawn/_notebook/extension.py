@@ -12,6 +12,7 @@ from typing import Any
 from nbspawn._carried import replaced
 from nbspawn._engine.start import forkserver
 from nbspawn._notebook import arguments, front_end
+from nbspawn._notebook.graphical import GraphicalDebugger
 from nbspawn._notebook.magic import SpawnMagics
 from nbspawn._payload.names import FUTURES
 from nbspawn._process import imports, traced
@@ -44,8 +45,10 @@ class _Extension:
         hooks.compiler_flags = lambda: shell.compile.flags & FUTURES
         hooks.autoreload = lambda: _autoreload(shell)
         atexit.register(_end_ranks)
+        self._debugger = None
         if hasattr(debugger := front_end.debugger(shell), "_forward_message"):
             _pass_over(debugger)
+            self._debugger = GraphicalDebugger(shell.kernel)
         self._warm_up()
 
     def unload(self) -> None:
@@ -65,8 +68,9 @@ class _Extension:
         hooks.colors = str
         hooks.compiler_flags = int
         hooks.autoreload = hooks.no_autoreload
-        if (debugger := front_end.debugger(shell)) is not None:
-            vars(debugger).pop("_forward_message", None)
+        if self._debugger is not None:
+            self._debugger.remove()
+            vars(front_end.debugger(shell)).pop("_forward_message", None)
         atexit.unregister(_end_ranks)
         _end_ranks()
         forkserver.server.stop()

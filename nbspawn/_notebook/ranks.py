@@ -27,6 +27,7 @@ from nbspawn._session.options import CommandOptions
 from nbspawn._session.pool import Pool
 from nbspawn._session.pool import kept as kept_pools
 from nbspawn._state.run import Run
+from nbspawn._state.whereabouts import line_of
 from nbspawn._state.wording import name_ranks
 from nbspawn.errors import UsageError
 
@@ -220,8 +221,14 @@ def _memory(request: _Request) -> None:
 
 def _debug(request: _Request) -> None:
     ranks = request.ranks
-    if not request.pool.debug(ranks):
+    pool = request.pool
+    if not pool.debug(ranks):
         print(f"{name_ranks(ranks)}: idle; the debugger opens at the first line of the next cell")
+    elif pool.background is not None:
+        for rank in pool.background.run.ranks:
+            if rank.state == "paused" and rank.rank in ranks:
+                line = line_of(pool.background.run, rank.position.frames)
+                print(f"rank {rank.rank}: paused at {line}, in the notebook's own debugger")
 
 
 def _diff(request: _Request) -> None:

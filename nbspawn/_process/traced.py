@@ -41,23 +41,31 @@ def step_over(folder: str) -> None:
 
 
 def leave() -> None:
-    """In a forked copy of a process with such a debugger: trace nothing, and start children as ever."""
+    """In a forked copy of a process with such a debugger: have none, and start children as ever."""
     if not is_on():
         return
+    trace_nothing()
+    monkey: Any = sys.modules.get("_pydev_bundle.pydev_monkey")
+    monkey._get_apply_arg_patching = bool
+    sys.modules["_pydevd_bundle.pydevd_constants"].GlobalDebuggerHolder.global_dbg = None
+    sys.modules["pydevd"].SetupHolder.setup = None
+    threading.current_thread().additional_info = None  # type: ignore[attr-defined]
+
+
+def trace_nothing() -> None:
+    """Have no debugger trace this thread, or those that will be started."""
     sys.settrace(None)
     threading.settrace(None)
     monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
     if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID):
         monitoring.set_events(monitoring.DEBUGGER_ID, 0)
         monitoring.free_tool_id(monitoring.DEBUGGER_ID)
-    monkey: Any = sys.modules.get("_pydev_bundle.pydev_monkey")
-    monkey._get_apply_arg_patching = bool
 
 
 def thread(target: Callable[..., object], name: str, args: Sequence[Any] = ()) -> threading.Thread:
-    """A daemon thread of nbspawn's own, which is not traced."""
+    """A daemon thread of nbspawn's own, which is neither traced nor stopped."""
     made = threading.Thread(target=target, args=args, name=name, daemon=True)
-    made.pydev_do_not_trace = True  # type: ignore[attr-defined]
+    made.pydev_do_not_trace = made.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
     return made
 
 

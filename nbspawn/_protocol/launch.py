@@ -119,6 +119,8 @@ class Launch:
     """The process group gets a timeout of a day: others may wait for long for a rank in the debugger."""
     debugpy: bool = False
     """Listen for a debugger on a loopback port."""
+    door: str = ""
+    """The path of the socket at which the kernel waits for ranks while its front end's debugger is on; '' for none."""
     foreign: tuple[tuple[int, int], ...] = ()
     """Under fork: the kernel's own sockets, as (descriptor, inode)."""
 

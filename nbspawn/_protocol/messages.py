@@ -170,13 +170,14 @@ class Aborting:
 @dataclass(frozen=True)
 class Stopped:
     """A debugger has stopped the rank's main thread at this line (``post_mortem``: the line that raised). It reads
-    commands by ``InputRequest`` until ``Resumed``."""
+    commands by ``InputRequest`` until ``Resumed``; a ``graphical`` one reads them from its front end."""
 
     rank: int
     time: float
     frame: Frame
     post_mortem: bool
     offset: int = 0
+    graphical: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ class Variables(NamedTuple):
 COLLECTIVES = Question("collectives", Collectives)
 MEMORY = Question("memory", Memory, 4.0)  # of a rank with millions of objects and a busy thread
 VARIABLES = Question("variables", Variables)
-Answer = Collectives | Memory | Variables | None
+DEBUGGER = Question("debugger", bool, 3.0)  # seconds in which debugpy is imported
+"""A request: connect to the front end's debugger. Is the rank debugged now?"""
+Answer = bool | Collectives | Memory | Variables | None
 """Of any of them."""
 
 _NUMBER = struct.Struct("=I")

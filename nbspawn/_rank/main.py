@@ -27,7 +27,7 @@ from nbspawn._protocol.messages import (
     RunFunction,
     Started,
 )
-from nbspawn._rank.debug import debugger, listener, prompts
+from nbspawn._rank.debug import attached, debugger, graphical, listener, prompts
 from nbspawn._rank.edit import edits
 from nbspawn._rank.group import device, environment, regrouped, seeds, stuck
 from nbspawn._rank.notebook import libraries, namespace
@@ -51,6 +51,7 @@ FEATURES: tuple[Feature, ...] = (
     logged.logging,
     device.ready,
     environment.process_group,
+    graphical.following,
 )
 
 
@@ -202,7 +203,8 @@ def _run(info: RankInfo, channel: Channel) -> outcome.Outcome:
     try:
         with info.interrupts.enabled():
             job = namespace.receive(command.payload)
-            value = job["fn"](info.ordinal, *job["args"], **job["kwargs"])
+            with attached.tracing():
+                value = job["fn"](info.ordinal, *job["args"], **job["kwargs"])
             device.settle()
             return outcome.returned(info.rank, value)
     except BaseException as error:

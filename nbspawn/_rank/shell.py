@@ -32,7 +32,7 @@ from nbspawn._carried import magics
 from nbspawn._payload.names import names_used
 from nbspawn._process.imports import is_library
 from nbspawn._protocol.messages import ClearOutput, DisplayData, Raised, RunCell
-from nbspawn._rank.debug import debugger, pdb_methods
+from nbspawn._rank.debug import attached, debugger, pdb_methods
 from nbspawn._rank.group import device
 from nbspawn._rank.notebook import front_ends, namespace
 from nbspawn._rank.program import process, stdio
@@ -55,6 +55,11 @@ class RankShell(InteractiveShell):
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Nothing to enable: figures are displayed as images (``%matplotlib inline`` calls this)."""
+
+    async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
+        """Run a cell's statements."""
+        with attached.tracing():
+            return bool(await super().run_ast_nodes(*args, **kwargs))
 
 
 def instance() -> InteractiveShell:

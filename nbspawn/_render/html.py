@@ -37,6 +37,7 @@ _COLOURS: dict[State, str] = {
     "failed": "var(--jp-error-color1,#e0483e)",
     "waiting for input": "var(--jp-warn-color1,#d97a00)",
     "debugging": "var(--jp-warn-color1,#d97a00)",
+    "paused": "var(--jp-warn-color1,#d97a00)",
     "waiting": "var(--jp-info-color1,#00838f)",
     "running": "var(--jp-brand-color1,#3b8eea)",
     "done": "var(--jp-success-color1,#3a9d44)",

@@ -210,18 +210,20 @@ class BackgroundRun:
 
     def debug(self, ranks: Sequence[int]) -> None:
         """Stop ranks in the debugger at their next line, and attach to the run until no rank waits for input any more.
+        Returns at once if they stop in the front end's own debugger.
 
         Args:
             ranks: the ranks to stop.
         """
-        running = [rank for rank in ranks if self.run.ranks[rank].state != "debugging"]
+        running = [rank for rank in ranks if self.run.ranks[rank].state not in ("debugging", "paused")]
         self._shown.attachment.asked.append(Action("debug", tuple(running)))
         asked = False
 
         def over() -> bool:
             nonlocal asked
             asked = asked or self.supervisor.asking
-            return self.done() or (asked and not self.supervisor.asking)
+            paused = "paused" in self.run.counts
+            return self.done() or paused or (asked and not self.supervisor.asking)
 
         self._shown.attachment.attach(over)
 

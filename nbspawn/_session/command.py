@@ -75,7 +75,7 @@ def _begun(ranks: StartedRanks, job: Job, selected: Sequence[int], started: floa
     if ranks.used:
         pids = dict(enumerate(engine.pids()))
         run = replace(run, ranks=tuple(replace(rank, pid=pids.get(rank.rank)) for rank in run.ranks))
-    notes += (*engine.notes, *job.notes, *single_process_objects.notes(job.variables))
+    notes += (*engine.notes, *single_process_objects.notes(job.variables))
     hosts = tuple(filter(None, map(engine.host, range(nprocs))))
     logs = tuple(map(engine.log_path, range(nprocs))) if hosts else ()
     return replace(run, banner=banner, packed=ranks.packed, notes=notes, hosts=hosts, logs=logs)

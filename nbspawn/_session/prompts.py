@@ -51,11 +51,13 @@ class PromptQueue:
     """By rank, until when it is waited for."""
     _notice: str = ""
     _all: bool = False
+    _paused: set[int] = field(default_factory=set)
+    """The ranks that a graphical debugger has stopped."""
 
     @property
     def open(self) -> bool:
         """Is the user being asked, or about to be?"""
-        return bool(self.pending or self._coming_back)
+        return bool(self.pending or self._coming_back or self._paused)
 
     def fold(self, event: Event, now: float) -> None:
         """Take note of what a rank does."""
@@ -63,13 +65,17 @@ class PromptQueue:
             self.pending[event.rank] = event
             self._coming_back.pop(event.rank, None)
             self._came_at = now
+        elif isinstance(event, Stopped) and event.graphical:
+            self._paused.add(event.rank)
         elif isinstance(event, Stopped):
             self._coming_back[event.rank] = now + _COMES_BACK  # it shows where it is, then asks
         elif isinstance(event, Resumed) and not event.soon:
             self._coming_back.pop(event.rank, None)
+            self._paused.discard(event.rank)
         elif isinstance(event, (Returned, Raised, Leaving, Exited)):
             self.pending.pop(event.rank, None)
             self._coming_back.pop(event.rank, None)
+            self._paused.discard(event.rank)
 
     def due(self, run: Run, now: float) -> InputRequest | None:
         """The question to put to the user at ``now`` seconds, if it is time for one."""
@@ -169,7 +175,7 @@ class BreakRequests:
 
     def take_ready(self, run: Run, now: float) -> list[int]:
         """The ranks that are to be asked now; one that is at a prompt is asked when it has left that."""
-        ready = [rank for rank in self._wanted if run.ranks[rank].state != "debugging"]
+        ready = [rank for rank in self._wanted if run.ranks[rank].state not in ("debugging", "paused")]
         self._wanted.difference_update(ready)
         self._asked_at.update(dict.fromkeys(ready, now))
         return ready
@@ -185,7 +191,7 @@ class BreakRequests:
 def late_text(snapshot: Snapshot, ranks: Sequence[int]) -> str:
     """Where those of the ``ranks`` are that have not stopped, since they are in native code; '' if all have."""
     run = snapshot.run
-    late = [rank for rank in ranks if run.ranks[rank].state not in ("debugging", "waiting for input", *FINAL)]
+    late = [rank for rank in ranks if run.ranks[rank].state not in ("debugging", "paused", "waiting for input", *FINAL)]
     lines = [_where(snapshot, rank) for rank in late]
     if lines:
         lines.append(f"{name_ranks(late)} will stop at the next line of Python, when that call returns.")

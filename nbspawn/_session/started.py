@@ -17,6 +17,7 @@ from nbspawn._engine.base import Engine
 from nbspawn._engine.cluster.agents import Agents, connected
 from nbspawn._engine.cluster.hosts import HostRanks, IdleAgentLostError
 from nbspawn._engine.jobs import CellJob, Job, fill, pack
+from nbspawn._engine.kernel.door import door
 from nbspawn._engine.kernel.interrupt_flag import InterruptFlag
 from nbspawn._engine.launch import resolve_start, start
 from nbspawn._engine.options import LaunchOptions
@@ -32,6 +33,9 @@ from nbspawn.errors import PayloadError, StartError, interrupt_error
 _log = logging.getLogger(__name__)
 
 _NOTICE = 1.0  # seconds
+_NOT_DEBUGGED = (
+    "The notebook's debugger does not stop ranks on other machines: breakpoint() in the code does, and `%ranks debug`."
+)
 _NAMED = 4
 """So many nodes are named in a view's heading."""
 
@@ -181,6 +185,8 @@ def _start_on_nodes(
     named = ", ".join(hosts if len(hosts) <= _NAMED else [*hosts[:_NAMED], "…"])
     how = f"{len(hosts)} node{'s' * (len(hosts) > 1)}", named
     notes = replaced.left_out(packed.left_out, elsewhere=True)
+    if door.is_open():
+        notes += (_NOT_DEBUGGED,)
     started = StartedRanks(engine, how, notes, since, since, known, kept=options.keep)
     if isinstance(job, CellJob):
         started.magics.update(job.magics)

@@ -46,6 +46,7 @@ State = Literal[
     "waiting",
     "waiting for input",
     "debugging",
+    "paused",
     "stopping",
     "done",
     "failed",
@@ -54,7 +55,8 @@ State = Literal[
     "idle",
 ]
 """'waiting' is in a collective, for other ranks, or for the rank's device, where collectives are queued. 'debugging' is
-at a debugger's prompt, or waits for its turn there. 'idle' is a kept rank that was not asked to run this."""
+at a debugger's prompt, or waits for its turn there; 'paused' in a graphical one, of a front end. 'idle' is a kept rank
+that was not asked to run this."""
 
 Source = Callable[[Frame], str]
 """Finds the text of a line."""
@@ -272,8 +274,9 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
         case InputRequest() if rank.state in ("starting", "running", "waiting"):
             return replace(rank, state="waiting for input", since=now)
         case Stopped() if rank.state in ("running", "waiting"):
-            return replace(rank, state="debugging", since=event.time, position=Position((event.frame,)))
-        case Resumed() if rank.state == "debugging":
+            state: State = "paused" if event.graphical else "debugging"
+            return replace(rank, state=state, since=event.time, position=Position((event.frame,)))
+        case Resumed() if rank.state in ("debugging", "paused"):
             return replace(rank, state="running", since=event.time)
         case Printed() if rank.state != "debugging":  # what the debugger shows is not where the rank is
             seen = (line for line in (event.current, *reversed(event.lines)) if line.strip())
@@ -289,7 +292,7 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return replace(rank, state="done", since=event.time, detail="", result=result, moments=moments)
         case Raised() | Leaving():
             ending = Ending.of(event)
-            state: State = "interrupted" if ending.requested(bool(rank.stop)) else "failed"
+            state = "interrupted" if ending.requested(bool(rank.stop)) else "failed"
             echo = ending.echo if state == "failed" else ""
             return replace(rank, state=state, since=event.time, detail=ending.detail, echo=echo)
         case Exited() if rank.ended is None:

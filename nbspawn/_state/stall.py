@@ -32,7 +32,7 @@ def overdue(snapshot: Snapshot) -> bool:
     """Do ranks wait for others for longer than is normal?"""
     run = snapshot.run
     if any(
-        rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input", "debugging")
+        rank.stop or rank.state in ("failed", "killed", "interrupted", "waiting for input", "debugging", "paused")
         for rank in run.ranks
     ):
         return False  # the run is ending, or waits for the user

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from nbspawn._protocol import signals
 from nbspawn._protocol.messages import Raised
-from nbspawn._rank.debug import pdb_methods
+from nbspawn._rank.debug import attached, pdb_methods
 from nbspawn._rank.debug.user_frames import is_rank_code, runs_user_code
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
@@ -53,7 +53,7 @@ def break_soon() -> None:
 
 def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
     """Under ``--pdb``: let the user look at the frame that raised ``error``, which ``ended`` will report. Returns
-    when they quit, or nobody can be asked."""
+    when they quit or go on, or nobody can be asked."""
     if not (info.command.pdb and isinstance(ended, Raised) and isinstance(error, Exception)):
         return
     if ended.by_quit or ended.lost_peer:
@@ -64,6 +64,8 @@ def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
     print(f"{ended.name}: {ended.message}", flush=True)
     try:
         with info.interrupts.enabled():
+            if attached.look_at(error, frames):
+                return
             debugger = _make()
             debugger.reset()
             debugger.interaction(None, frames)
@@ -75,16 +77,8 @@ def post_mortem(info: RankInfo, ended: Outcome, error: BaseException) -> None:
 
 def _breakpoint(*args: Any, **kwargs: Any) -> None:
     frame = sys._getframe(1)
-    if not attached(frame):
+    if not attached.stop_at(frame):
         _make().set_trace(frame)
-
-
-def _nobody(frame: FrameType) -> bool:
-    return False
-
-
-attached: Callable[[FrameType], bool] = _nobody
-"""Stops at a frame and returns True if another debugger is attached (_rank/debug/listener.py)."""
 
 
 def _make() -> Any:
@@ -99,7 +93,7 @@ def _make() -> Any:
 def _break_in(signum: int, frame: FrameType | None) -> None:
     """The signal's handler: stop in the user's innermost frame, with what it has called below it."""
     rank = pdb_methods.rank
-    if rank.at_prompt:
+    if rank.at_prompt or rank.paused:
         return
     channel = rank.channel
     if channel.sending or channel.asking:  # and the debugger has something to send and to ask, too
@@ -113,7 +107,7 @@ def _break_in(signum: int, frame: FrameType | None) -> None:
     if not rank.frames.has(frame):  # but IPython's, before the user's first line or for one of them: at the next
         _break_at_users_next_line(frame)
         return
-    if not attached(frame):
+    if not attached.stop_at(frame):
         rank.broken_into = True
         _make().set_trace(frame)
 

@@ -11,11 +11,10 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from nbspawn._protocol.messages import Listening
-from nbspawn._rank.debug import debugger
+from nbspawn._rank.debug import attached
 from nbspawn._rank.program import connections
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
@@ -30,12 +29,10 @@ def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
     if not info.launch.debugpy:
         yield
         return
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # its warning would be shown among the user's output
-    hook = sys.breakpointhook
+    pydevd = attached.loaded()
     import debugpy
-    import debugpy.server  # with pydevd
 
-    listener = _listener_for_pydevd(sys.modules["pydevd"])
+    listener = _listener_for_pydevd(pydevd)
     try:
         # In this process: the adapter process that debugpy starts by default leaves the rank's process group.
         debugpy.listen(listener.getsockname(), in_process_debug_adapter=True)
@@ -44,10 +41,7 @@ def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
             f"debugpy cannot listen in a rank that was forked from a kernel whose own debugger is on ({refusal}). "
             "Turn that off and restart the kernel, or use -m forkserver."
         ) from None
-
-    sys.breakpointhook = hook  # pydevd's own does nothing while no debugger is attached
-    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns about pdb, with ten lines at each step
-    debugger.attached = _stop_at
+    attached.watch(pydevd.get_global_debugger())
     here = Listening(info.rank, listener.getsockname()[1])
     channel.send(here)
     info.on_begin.append(lambda: channel.send(here))
@@ -95,12 +89,3 @@ def _listener_for_pydevd(pydevd: Any) -> UserOnlyListener:
     listener.listen()
     pydevd.create_server_socket = lambda host, port: listener
     return listener
-
-
-def _stop_at(frame: FrameType) -> bool:
-    """Stop at this frame, if a debugger is attached; returns whether one is."""
-    pydevd: Any = sys.modules["pydevd"]
-    if not pydevd._is_attached():
-        return False
-    pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
-    return True

@@ -42,7 +42,9 @@ class DebuggedRank:
         """Is the next session one that the kernel has asked for? It begins in the user's innermost frame."""
         self.debugger: Any = None
         """The one at whose prompt the rank is."""
-        self._rank = info.rank
+        self.paused = False
+        """Has a graphical debugger stopped it (_rank/debug/attached.py)?"""
+        self.number = info.rank
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -55,13 +57,13 @@ class DebuggedRank:
         self.at_prompt = True
         shown = self.frames.innermost(frame) if self.broken_into and frame is not None else frame
         place, offset = _place(shown, raised), stdio.log_offset()
-        self.channel.send(Stopped(self._rank, time.monotonic(), place, frame is None, offset))
+        self.channel.send(Stopped(self.number, time.monotonic(), place, frame is None, offset))
 
     def resumed(self, soon: bool) -> None:
         """Note that the debugger's prompt has ended. ``soon``: the rank makes one step or quits, so that its next event
         follows soon."""
         self.at_prompt = False
-        self.channel.send(Resumed(self._rank, time.monotonic(), soon))
+        self.channel.send(Resumed(self.number, time.monotonic(), soon))
 
 
 rank: DebuggedRank

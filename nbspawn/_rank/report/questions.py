@@ -4,7 +4,7 @@ that has released Python's lock."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from nbspawn._rank.report import memory, recorder, variables
 
 _log = logging.getLogger(__name__)
 
-ANSWERS: Mapping[str, Callable[[], Any]] = {
+answers: dict[str, Callable[[], Any]] = {
     questions.COLLECTIVES.name: recorder.report,
     questions.MEMORY.name: memory.report,
     questions.VARIABLES.name: variables.report,
@@ -34,7 +34,7 @@ def answering(info: RankInfo, channel: Channel) -> Iterator[None]:
             return
         number, question = new
         try:
-            value = ANSWERS[question]()
+            value = answers[question]()
         except Exception:
             _log.exception("the question about %s cannot be answered", question)
             value = None

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from nbspawn._accelerators import kinds
+from nbspawn._process import traced
 from nbspawn._process.imports import is_library
 from nbspawn._protocol.frames import RANK_MAIN, Frame, Position
 from nbspawn._protocol.gauges import Gauges
@@ -77,7 +78,7 @@ def sampling(info: RankInfo, channel: Channel) -> Iterator[None]:
     sampler.gauges.write(time.monotonic())  # the first sign of life: the thread's own may be late
     info.on_begin.append(sampler.resume)
     info.on_end.append(sampler.pause)
-    thread = threading.Thread(target=sampler.run, name="nbspawn-sampler", daemon=True)
+    thread = traced.thread(sampler.run, "nbspawn-sampler")
     thread.start()
 
     def end() -> None:

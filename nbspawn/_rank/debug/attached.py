@@ -1,0 +1,114 @@
+"""debugpy's debugger (pydevd) on this rank: what the kernel hears of its stops, and the stops that nbspawn asks for.
+
+pydevd speaks the Debug Adapter Protocol with a front end, which shows where the rank is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from nbspawn._process import traced
+from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.messages import Resumed, Stopped
+from nbspawn._rank.debug import pdb_methods
+from nbspawn._rank.program import stdio
+
+
+def loaded() -> Any:
+    """The module ``pydevd``, imported with debugpy."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # its warning would be shown among the user's output
+    hook = sys.breakpointhook
+    import debugpy
+    import debugpy.server
+
+    sys.breakpointhook = hook  # pydevd's own does nothing while no debugger is attached
+    debugpy.configure(subProcess=False)
+    return sys.modules["pydevd"]
+
+
+def watch(debugger: Any) -> None:
+    """Inform the kernel when this debugger (a ``PyDB``) stops the main thread, and have it stop only where the user's
+    code is: a step from the last line of a cell leads into what runs the cell."""
+    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns about pdb, with ten lines at each step
+    # At the end of the rank they would wait for each other, up to 0.7 s. The kernel notices that it has ended.
+    atexit.unregister(sys.modules["pydevd"].stoptrace)
+    debugger.check_alive_thread.do_kill_pydev_thread()
+    # At a breakpoint there the process would wait for ever: it has none of the threads that speak to the front end.
+    os.register_at_fork(after_in_child=traced.leave)
+    constants: Any = sys.modules["_pydevd_bundle.pydevd_comm_constants"]
+    anywhere = constants.CMD_SET_BREAK, constants.CMD_THREAD_SUSPEND
+    wait = debugger.do_wait_suspend
+
+    def do_wait_suspend(thread: Any, frame: FrameType, event: str, arg: Any, exception_type: Any = None) -> None:
+        rank = pdb_methods.rank
+        if thread.ident != threading.main_thread().ident:
+            wait(thread, frame, event, arg, exception_type)
+        elif event != "exception" and thread.stop_reason not in anywhere and not rank.frames.has(frame):
+            sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
+        else:
+            rank.paused = True
+            code, now = frame.f_code, time.monotonic()
+            place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
+            post_mortem = exception_type == "unhandled"
+            rank.channel.send(Stopped(rank.number, now, place, post_mortem, stdio.log_offset(), graphical=True))
+            try:
+                wait(thread, frame, event, arg, exception_type)
+            finally:
+                rank.paused = False
+                rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
+
+    debugger.do_wait_suspend = do_wait_suspend
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While this thread runs the user's code: trace it, if a debugger is attached. Imports and what else the rank does
+    for itself would take several times as long."""
+    before = sys.gettrace()
+    if (debugger := _attached()) is not None:
+        debugger.enable_tracing()
+    try:
+        yield
+    finally:
+        if _attached() is not None:  # it may have been switched on meanwhile
+            sys.settrace(before)
+
+
+def stop_at(frame: FrameType) -> bool:
+    """Stop at this frame, if a debugger is attached; returns whether one is."""
+    debugger = _attached()
+    if debugger is None:
+        return False
+    # Not pydevd.settrace, which stops at the frame's next line: the statements of a cell are programs of their own.
+    thread = threading.current_thread()
+    constants: Any = sys.modules["_pydevd_bundle.pydevd_comm_constants"]
+    debugger.set_suspend(thread, constants.CMD_SET_BREAK)
+    debugger.do_wait_suspend(thread, frame, "line", None)
+    return True
+
+
+def look_at(error: BaseException, frames: TracebackType | None) -> bool:
+    """Stop where the error was raised, innermost of these frames, if a debugger is attached; returns whether one is."""
+    debugger = _attached()
+    if debugger is None or frames is None:
+        return False
+    innermost = frames
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    raised = type(error), error, frames
+    debugger.do_stop_on_unhandled_exception(threading.current_thread(), innermost.tb_frame, {}, raised)
+    return True
+
+
+def _attached() -> Any:
+    """The debugger (a ``PyDB``) if a front end is attached to it; else None."""
+    pydevd: Any = sys.modules.get("pydevd")
+    return pydevd.get_global_debugger() if pydevd is not None and pydevd._is_attached() else None

@@ -1,0 +1,116 @@
+"""The rank's end of the front end's debugger (_notebook/graphical.py): pydevd, over a socket of the kernel's.
+
+The rank connects when a command begins, if the debugger is on, and when the kernel asks it to. Otherwise debugpy is not
+even imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nbspawn._process import traced
+from nbspawn._protocol import questions
+from nbspawn._rank.debug import attached
+from nbspawn._rank.program.channel import Channel
+from nbspawn._rank.program.info import RankInfo
+from nbspawn._rank.report.questions import answers
+
+
+@contextmanager
+def following(info: RankInfo, channel: Channel) -> Iterator[None]:
+    """While the rank lives: be debugged whenever the front end's debugger is on."""
+    if info.launch.door:
+        follower = Follower(info)
+        answers[questions.DEBUGGER.name] = follower.connect
+        info.on_begin.append(follower.begin)
+        follower.begin()
+    yield
+
+
+class Follower:
+    """Connects, and notices that the debugger was switched off."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self._door = info.launch.door
+        self._hello = json.dumps({"rank": info.ordinal, "pid": os.getpid()}).encode() + b"\n"
+        self._connection: _Connection | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """A command begins, or the rank."""
+        was_connected = self._connection is not None
+        if not self.connect() and was_connected:
+            traced.trace_nothing()
+
+    def connect(self) -> bool:
+        """Connect if the debugger is on, and wait until the kernel has sent the breakpoints. Is the rank debugged?"""
+        with self._lock:
+            if self._connection is not None and not self._connection.is_set():
+                return True
+            self._connection = None
+            connection = _Connection(socket.AF_UNIX)
+            try:
+                connection.connect(self._door)
+                connection.sendall(self._hello)
+            except OSError:
+                connection.close()
+                return False
+            self._connection = connection
+            debugger = _debugger_on(connection)
+            debugger.block_until_configuration_done(cancel=connection)
+            debugger.enable_tracing(debugger.trace_dispatch, apply_to_all_threads=True)
+            debugger.set_tracing_for_untraced_contexts()
+            sys.settrace(None)
+            return not connection.is_set()
+
+
+def shown(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The value as a cell shows it: a mime bundle, and its metadata."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return {"text/plain": repr(value)}, {}
+    data, metadata = shell.display_formatter.format(value)
+    return data, {kind: known for kind, known in metadata.items() if kind in data}
+
+
+class _Connection(socket.socket):
+    """To the kernel; ``is_set`` and ``set`` are those of an Event, by which pydevd stops waiting."""
+
+    def is_set(self) -> bool:
+        """Has the kernel closed it?"""
+        try:
+            return not self.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def set(self) -> None:
+        """Not from here."""
+
+
+def _debugger_on(connection: socket.socket) -> Any:
+    """This process's debugger, on the connection."""
+    pydevd = attached.loaded()
+    debugger = pydevd.get_global_debugger()
+    if debugger is not None:  # it was on before, or --debugpy's is
+        debugger.on_initialize()
+        debugger.initialize_network(connection, terminate_on_socket_close=False)
+        return debugger
+    connect = pydevd.PyDB.connect
+    pydevd.PyDB.connect = lambda self, *_: self.initialize_network(connection, terminate_on_socket_close=False)
+    try:
+        pydevd.settrace(suspend=False, patch_multiprocessing=False, wait_for_ready_to_run=False, notify_stdin=False)
+    finally:
+        pydevd.PyDB.connect = connect
+    debugger = pydevd.get_global_debugger()
+    attached.watch(debugger)
+    return debugger

@@ -1,0 +1,240 @@
+"""The front end's own debugger (JupyterLab's bug button, VS Code's Debug Cell) stops ranks: its requests, over the
+control channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from debugged import Debugged
+from kernels import Cell, ExecutedKernel, Kernel, ok, prepare, ranks_of, wait_until
+from methods import EVERY_METHOD
+
+LOOP = """
+import time
+n = 0
+while n < 100_000:
+    n += 1
+    time.sleep(0.01)
+n"""
+
+
+@pytest.fixture(scope="module")
+def one_for_all(workplace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with ExecutedKernel(tmp_path_factory.mktemp("debugged")) as found:
+        prepare(found)
+        yield found
+
+
+@pytest.fixture
+def kernel(one_for_all: Kernel) -> Iterator[Kernel]:
+    yield one_for_all
+    assert not ranks_of(one_for_all.pid)
+    assert "Traceback" not in one_for_all.terminal, one_for_all.terminal
+
+
+@pytest.fixture
+def debugged(kernel: Kernel) -> Iterator[Debugged]:
+    with Debugged(kernel) as found:
+        found.switch_on()
+        yield found
+
+
+def paused(cell: Cell, ranks: int) -> None:
+    """Wait until the table says it of so many ranks."""
+    cell.see(
+        lambda: cell.reply.outputs and cell.reply.table["text/plain"].count("paused") == ranks, "the table says so"
+    )
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+def test_every_rank_stops_steps_and_goes_on(debugged: Debugged, method: str) -> None:
+    code = f"""%%spawn 2 -m {method}
+def scaled(lr):
+    x = lr * rank
+    return x + 1
+
+y = scaled(2.0)
+y"""
+    cell = debugged.stopping(code, 4)
+    stack = [("scaled", 4), ("<module>", 6)]
+    assert debugged.stops_of(2) == [(f"rank {rank}: {name}", line) for rank in (0, 1) for name, line in stack]
+    of_zero, _, of_one, _ = debugged.frames()
+    assert debugged.variables(of_zero) == {"lr": "2.0", "x": "0.0"}
+    assert debugged.variables(of_one) == {"lr": "2.0", "x": "2.0"}
+    assert debugged.evaluate("x * 10", of_one) == "20.0"
+    paused(cell, 2)
+    assert "4  return x + 1" in cell.reply.table["text/plain"]
+    assert debugged.step(cell)[0][0].startswith("rank 1"), "the rank that is looked at comes first"
+    assert sorted(debugged.stops_of(2)) == [("rank 0: <module>", 7), ("rank 1: <module>", 7)]
+    assert not debugged.ask("scopes", frameId=of_one["id"])["success"], "that frame is no more"
+    debugged.request("next", threadId=1)  # beyond the last line
+    reply = ok(cell.wait())
+    assert reply.result == "[0] 1.0\n[1] 3.0" and debugged.stopped == []
+    assert "debugger" not in reply.text() + reply.text("stderr")
+
+
+def test_kept_ranks_and_a_condition_on_one(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    ok(kernel.execute("%%spawn 2 --keep\nv = rank + 1"))
+    code = "%%ranks\nfor j in range(20):\n    q = j * v\nq"
+    cell = debugged.stopping(code, {"line": 3, "condition": "j == 7 and rank == 1"})
+    (frame,) = debugged.frames()
+    assert frame["name"] == "rank 1: <module>" and debugged.evaluate("j", frame) == "7"
+    debugged.request("setExpression", expression="v", value="100", frameId=frame["id"])
+    assert debugged.go_on(cell).result == "[0] 19\n[1] 1900"
+    debugged.switch_off()
+    assert ok(kernel.execute("%%ranks\nimport sys\nv, sys.gettrace()")).result == "[0] (1, None)\n[1] (100, None)"
+    debugged.switch_on()
+    cell = debugged.stopping(code, 4)
+    assert len(debugged.stops_of(2)) == 2
+    debugged.go_on(cell)
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_functions_of_other_cells_and_own_modules(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    defined = "def doubled(x):\n    y = 2 * x\n    return y"
+    mine = kernel.folder / "mine.py"
+    mine.write_text("def halved(x):\n    z = x / 2\n    return z\n")
+    ok(kernel.execute(defined))
+    ok(kernel.execute("import mine"))
+    debugged.breakpoints(defined, 3)
+    debugged.breakpoints_in(str(mine), 3)
+    cell = kernel.submit("%%spawn 2\nmine.halved(doubled(rank))")
+    debugged.until(cell, "stopped")
+    assert debugged.stops_of(2)[:2] == [("rank 0: doubled", 3), ("rank 0: <module>", 2)]
+    debugged.request("continue", threadId=1)
+    debugged.until(cell, "stopped")
+    assert debugged.stops_of(2)[0] == ("rank 0: halved", 3)
+    assert debugged.frames()[0]["source"]["path"] == str(mine)
+    assert debugged.go_on(cell).result == "[0] 0.0\n[1] 1.0"
+    ok(kernel.execute("import nbspawn\ndef f(i):\n    return doubled(i)"))
+    cell = kernel.submit("list(nbspawn.spawn(f, nprocs=2))")
+    debugged.until(cell, "stopped")
+    assert debugged.stops_of(2)[:2] == [("rank 0: doubled", 3), ("rank 0: f", 3)]
+    assert debugged.go_on(cell).result == "[0, 2]"
+
+
+def test_stop_ends_paused_ranks(debugged: Debugged) -> None:
+    cell = debugged.stopping("%%spawn 2\nx = rank\ny = 2\nimport time\ntime.sleep(600)", 3)
+    debugged.stops_of(2)
+    debugged.kernel.interrupt()
+    reply = cell.wait()
+    assert reply.ename == "KeyboardInterrupt" and "line 3" in reply.traceback
+    assert "do_wait_suspend" not in str(reply)
+    wait_until(lambda: debugged.stopped == [], "the debugger knows that they have gone")
+    assert not ranks_of(debugged.kernel.pid)
+
+
+def test_the_debugger_is_switched_off_while_they_are_paused(debugged: Debugged) -> None:
+    cell = debugged.stopping("%%spawn 2 --timeout 8\nx = rank\ny = 2\ny", 3)
+    debugged.stops_of(2)
+    debugged.switch_off()
+    assert ok(cell.wait()).result == "[0-1] 2"
+
+
+def test_it_is_switched_on_while_ranks_run(kernel: Kernel) -> None:
+    cell = kernel.submit(f"%%spawn 2 --background{LOOP}")
+    ok(cell.wait())
+    with Debugged(kernel) as debugged:
+        debugged.switch_on()
+        debugged.breakpoints(f"%%spawn 2 --background{LOOP}", 5)
+        debugged.until(cell, "stopped")
+        assert debugged.stops_of(2) == [("rank 0: <module>", 5), ("rank 1: <module>", 5)]
+        paused(cell, 2)
+        debugged.evaluate("n = 100_000", debugged.frames()[0])
+        debugged.breakpoints(f"%%spawn 2 --background{LOOP}")
+        debugged.request("continue", threadId=1)
+        cell.see(lambda: "done" in cell.reply.table["text/plain"], "rank 0 ends")
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_breakpoint_in_the_code_and_ranks_debug_open_it(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    cell = debugged.stopping("%%spawn 2\nx = rank\nbreakpoint()\nx += 1\nx")
+    assert [line for _, line in debugged.stops_of(2)] == [3, 3]
+    assert debugged.step(cell)[0][1] == 4 and not cell.reply.prompts
+    assert debugged.go_on(cell).result == "[0] 1\n[1] 2"
+    background = kernel.submit(f"%%spawn 2 --background{LOOP}")
+    ok(background.wait())
+    background.see(lambda: "time.sleep" in background.reply.table["text/plain"], "they run")
+    reply = ok(kernel.execute("%ranks debug 1"))
+    assert not reply.prompts
+    debugged.until(background, "stopped")
+    (frame,) = debugged.frames()
+    assert frame["name"] == "rank 1: <module>" and "rank 1: paused at line" in reply.text()
+    debugged.request("continue", threadId=1)
+    ok(kernel.execute("%ranks stop"))
+
+
+def test_pdb_shows_the_frame_that_raised(debugged: Debugged) -> None:
+    cell = debugged.stopping("%%spawn 2 --pdb\ndef inverse(x):\n    return 1 // x\ninverse(rank)")
+    assert debugged.stops_of(1) == [("rank 0: inverse", 3), ("rank 0: <module>", 4)]
+    assert debugged.variables(debugged.frames()[0])["x"] == "0"
+    debugged.request("continue", threadId=1)
+    assert cell.wait().ename == "RankRaisedError" and not cell.reply.prompts
+
+
+def test_exceptions(debugged: Debugged) -> None:
+    code = "%%spawn 2\ndef inverse(x):\n    return 1 // x\ninverse(rank)"
+    for filters in (["raised"], ["userUnhandled"]):
+        debugged.request("setExceptionBreakpoints", filters=filters)
+        cell = debugged.kernel.submit(code)
+        stop = debugged.until(cell, "stopped")
+        assert stop["reason"] == "exception" and debugged.stack()[0] == ("rank 0: inverse", 3)
+        debugged.request("setExceptionBreakpoints", filters=[])
+        debugged.request("continue", threadId=1)
+        assert cell.wait().ename == "RankRaisedError"
+
+
+def test_a_collective_that_one_rank_waits_in(debugged: Debugged) -> None:
+    code = """%%spawn 2 -b gloo --timeout 30
+import torch, torch.distributed as dist
+t = torch.ones(1)
+if rank == 1:
+    z = 5
+dist.all_reduce(t)
+t.item()"""
+    cell = debugged.stopping(code, 5)
+    assert debugged.stack() == [("rank 1: <module>", 5)]
+    assert debugged.step(cell) == [("rank 1: <module>", 6)]
+    assert debugged.step(cell) == [("rank 1: <module>", 7)]
+    assert debugged.go_on(cell).result == "[0-1] 2.0"
+
+
+def test_processes_that_ranks_fork_are_not_debugged(debugged: Debugged) -> None:
+    code = """%%spawn 2
+import os, subprocess, sys
+from torch.utils.data import DataLoader
+def collate(batch):
+    return sum(batch)
+said = subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True, text=True, check=True).stdout
+list(DataLoader(range(6), 3, num_workers=1, collate_fn=collate)), said"""
+    debugged.breakpoints(code, 5)
+    assert ok(debugged.kernel.execute(code)).result == "[0-1] ([3, 12], '7\\n')"
+
+
+def test_continue_with_nothing_stopped_is_answered(debugged: Debugged) -> None:
+    for command in ("continue", "next"):
+        debugged.request(command, threadId=1)
+    assert debugged.stopped == []
+
+
+@pytest.mark.extended
+def test_off_it_costs_nothing(workplace: str, tmp_path: Path) -> None:
+    with ExecutedKernel(tmp_path) as kernel:
+        prepare(kernel)
+        check_that_it_costs_nothing(kernel)
+
+
+def check_that_it_costs_nothing(kernel: Kernel) -> None:
+    loaded = "%%spawn 2\nimport sys\n'debugpy' in sys.modules, 'pydevd' in sys.modules, sys.gettrace()"
+    assert ok(kernel.execute(loaded)).result == "[0-1] (False, False, None)"
+    debugged = Debugged(kernel)
+    debugged.switch_on()
+    debugged.switch_off()
+    assert ok(kernel.execute(loaded)).result == "[0-1] (False, False, None)"
+    ok(kernel.execute("%unload_ext nbspawn"))
+    assert "process_request" not in kernel.value("str(list(vars(get_ipython().kernel.debugger)))")
