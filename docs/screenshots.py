@@ -1,6 +1,7 @@
 """The pictures of docs/appearance.md, from JupyterLab, light and dark, and a terminal: ``python docs/screenshots.py``.
 
-Where there are GPUs, `python docs/screenshots.py gpus` takes that of a hang (`FAKE_GPUS=4`, `.ci/fake-gpu-env`).
+Where there are GPUs, `python docs/screenshots.py gpus` takes that of a hang (`FAKE_GPUS=4`, `.ci/fake-gpu-env`);
+`python docs/screenshots.py gutter` only that of docs/guide/debugging.md.
 README's own are made by docs/features.py and docs/animation.py. What all three need: docs/stage.py.
 """
 
@@ -15,7 +16,7 @@ import pexpect
 import rich.console
 import rich.text
 from playwright.sync_api import expect
-from stage import DOCS, FAILING, FAILS, LOAD, STRAGGLER, WORK, Lab, stage
+from stage import DOCS, FAILING, FAILS, LOAD, STRAGGLER, WORK, Lab, Sidebar, close_sidebar, stage
 
 LIVE = """%%spawn 4 -b gloo -g 1
 import time, torch, torch.distributed as dist
@@ -63,6 +64,15 @@ def train(rank, lr, hidden=64, steps=60):
     if rank == 0:
         plt.figure(figsize=(5, 1.6)); plt.plot(losses); plt.show()
     return losses[-1]"""
+SHARDS = """%%spawn 2
+import torch
+
+def shard(step):
+    lr = 0.1 / (rank + 1)
+    x = torch.full((2, 3), float(rank + step))
+    return x * lr
+
+shard(1).sum()"""
 INTERACT = 'nbspawn.interact(train, nprocs=4, backend="gloo", lr=(1e-4, 1e-1), hidden=[16, 64, 256])'
 
 
@@ -103,6 +113,24 @@ def take(lab: Lab, folder: Path) -> None:
     notebook.wait()
 
 
+def gutter(lab: Lab, file: Path) -> None:
+    """Ranks that JupyterLab's own debugger has stopped."""
+    notebook = lab.open("shards.ipynb", LOAD, SHARDS)
+    close_sidebar(lab)
+    notebook.run(0)
+    sidebar = Sidebar(lab.page)
+    sidebar.switch_on()
+    sidebar.click(1, 7)
+    notebook.start(1)
+    sidebar.shows("rank 0: shard", "rank 0: <module>", "rank 1: shard", "rank 1: <module>")
+    sidebar.frames.nth(2).click()
+    sidebar.variable("lr", "0.05")
+    expect(notebook.outputs(1).first).to_contain_text("paused")
+    lab.page.screenshot(path=file)
+    sidebar.press("Continue")
+    notebook.wait()
+
+
 def gpus(lab: Lab, folder: Path) -> None:
     """A hang on GPUs, where a call returns at once, and a rank waits at a line that computes nothing with others."""
     notebook = lab.open("gpus.ipynb", LOAD, HANG)
@@ -138,6 +166,10 @@ def main() -> None:
     if sys.argv[1:] == ["gpus"]:
         with stage(1500, 1000) as lab:
             return gpus(lab, DOCS)
+    with stage(1180, 620) as lab:
+        gutter(lab, DOCS / "gutter.png")
+    if sys.argv[1:] == ["gutter"]:
+        return None
     with stage(1180, 1000) as lab:
         take(lab, DOCS)
         terminal(lab, DOCS / "terminal.png")

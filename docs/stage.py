@@ -17,6 +17,7 @@ PICTURES = DOCS / "pictures"
 sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
 
 from cluster import Cluster  # noqa: E402
+from debugger_sidebar import Sidebar  # noqa: E402
 from kernels import PATIENCE  # noqa: E402
 from lab import Lab, Notebook, open_lab  # noqa: E402
 
@@ -32,6 +33,7 @@ __all__ = [
     "Cluster",
     "Lab",
     "Notebook",
+    "Sidebar",
     "close_sidebar",
     "stage",
 ]

@@ -78,7 +78,7 @@ class GraphicalDebugger:
         self._kernel = kernel
         self._own = kernel.debugger
         self._ask_kernel: Callable[[Message], Awaitable[Message]] = self._own.process_request
-        self._links: dict[int, RankLink] = {}
+        self._links: list[RankLink] = []
         self._numbers = _Numbers()
         self._server: Any = None
         self._client: Message = {"adapterID": "debugpy", "pathFormat": "path", "linesStartAt1": True}
@@ -130,13 +130,13 @@ class GraphicalDebugger:
             )
         reply = await self._ask_kernel(request)
         if command in _IN_ALL:
-            await asyncio.gather(*(link.request(command, arguments) for link in self._links.values()))
+            await asyncio.gather(*(link.request(command, arguments) for link in self._links))
         elif command == "attach" and reply.get("success"):
             self._attachment = arguments
             await self._open()
         elif command == "threads" and reply.get("success"):
             reply["body"]["threads"] += [
-                {"id": self._thread(link), "name": f"rank {link.rank}"} for link in self._links.values()
+                {"id": self._thread(link), "name": f"rank {link.rank}"} for link in self._links
             ]
         elif command == "debugInfo":
             reply["body"]["stoppedThreads"] += map(self._thread, self._stopped)
@@ -163,7 +163,7 @@ class GraphicalDebugger:
         if command == "pause":
             if not self._links:
                 return await self._ask_kernel(request)
-            links = [link] if link is not None else list(self._links.values())
+            links = [link] if link is not None else self._links
             await asyncio.gather(*(link.request("pause", {"threadId": "*"}) for link in links))
             return _reply(request, {})
         if command == "stackTrace":
@@ -247,7 +247,7 @@ class GraphicalDebugger:
         self._server.close()
         self._server = None
         door.close()
-        links = list(self._links.values())
+        links = list(self._links)
         await asyncio.gather(*(link.request("disconnect", {"terminateDebuggee": False}) for link in links))
         for link in links:
             link.close()
@@ -259,15 +259,15 @@ class GraphicalDebugger:
             await link.request("initialize", self._client)
             attachment = {**self._attachment, "logToFile": False, "subProcess": False, "rules": _rules()}
             await link.request("attach", attachment)
-            self._links[link.rank] = link  # before the breakpoints are sent: one that is set meanwhile is for it, too
+            self._links.append(link)  # before the breakpoints are sent: one that is set meanwhile is for it, too
             for (command, _), arguments in list(self._settings.items()):
                 await link.request(command, arguments)
             await link.request("configurationDone")
             await reading
         finally:
             link.close()
-            if self._links.get(link.rank) is link:
-                del self._links[link.rank]
+            if link in self._links:
+                self._links.remove(link)
             if link.rank == self._looked_at:
                 self._looked_at = 0
             self._awaited.discard(link.rank)
@@ -321,7 +321,7 @@ class GraphicalDebugger:
     @property
     def _stopped(self) -> list[RankLink]:
         """The ranks that have stopped; first the one that the user looks at."""
-        stopped = [link for link in self._links.values() if link.thread is not None]
+        stopped = [link for link in self._links if link.thread is not None]
         return sorted(stopped, key=lambda link: (link.rank != self._looked_at, link.rank))
 
     def _thread(self, link: RankLink) -> int:
@@ -351,7 +351,7 @@ def _rules() -> list[Message]:
     """Where ranks neither stop nor step into: the longest folder counts. What the kernel gives its own debugger is a
     rule for each module that it has imported: to look through hundreds of them for each file takes a rank 0.15 s."""
     libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    shells = [importlib.util.find_spec(package) for package in ("nbspawn", "IPython", "ipykernel", "traitlets")]
+    shells = [importlib.util.find_spec(package) for package in ("IPython", "ipykernel", "traitlets")]
     passed_over = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     passed_over.update(folder for spec in shells if spec for folder in spec.submodule_search_locations or ())
     return [{"path": path, "include": path in libraries} for path in sorted(libraries | passed_over)]

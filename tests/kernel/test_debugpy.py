@@ -116,14 +116,14 @@ def test_attach_inspect_assign_step(kernel: Kernel, method: str) -> None:
     debugger.attach()
     thread = debugger.event("stopped")["threadId"]
     frame = debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]
-    assert frame["line"] == 7
+    assert frame["line"] == 6
     source = debugger.ask("source", sourceReference=frame["source"]["sourceReference"])["content"]
-    assert source.splitlines()[6] == "    x += 1"
+    assert source.splitlines()[5] == "    breakpoint()"
     assert "1." in debugger.ask("evaluate", expression="x", frameId=frame["id"])["result"]
     debugger.ask("evaluate", expression="x += 100", frameId=frame["id"], context="repl")
     debugger.ask("next", threadId=thread)
     thread = debugger.event("stopped")["threadId"]
-    assert debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]["line"] == 8
+    assert debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]["line"] == 7
     debugger.ask("continue", threadId=thread)
     reply = user.cell.wait()
     debugger.close()

@@ -223,6 +223,31 @@ def test_continue_with_nothing_stopped_is_answered(debugged: Debugged) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("mode", ["debugCell", "runByLine"])
+def test_vs_code_shows_each_rank_as_a_thread(kernel: Kernel, mode: str) -> None:
+    code = "%%spawn 2\nx = rank\ny = x + 1\ny"
+    with Debugged(kernel, "vscode") as debugged:
+        debugged.switch_on(__mode=mode, justMyCode=False)
+        cell = debugged.stopping(code, 2)
+        if mode == "debugCell":  # a second one would end the step of Run by Line
+            assert debugged.until(cell, "stopped")["preserveFocusHint"]
+        known = {thread["name"]: thread["id"] for thread in debugged.request("threads")["threads"]}
+        ranks = [known["rank 0"], known["rank 1"]]
+
+        def at(line: int) -> bool:
+            return [debugged.stack(rank) for rank in ranks] == [[("<module>", line)]] * 2
+
+        wait_until(lambda: at(2), "both ranks have stopped")
+        debugged.request("next", threadId=ranks[1])
+        wait_until(lambda: at(3), "both ranks make the step")
+        debugged.request("stepIn", threadId=ranks[0], singleThread=True)
+        wait_until(lambda: [debugged.stack(rank)[0][1] for rank in ranks] == [4, 3], "one rank makes a step")
+        assert debugged.evaluate("y", debugged.frames(ranks[0])[0]) == "1"
+        debugged.request("continue", threadId=ranks[0])
+        assert ok(cell.wait()).result == "[0] 1\n[1] 2"
+
+
+@pytest.mark.extended
 def test_off_it_costs_nothing(workplace: str, tmp_path: Path) -> None:
     with ExecutedKernel(tmp_path) as kernel:
         prepare(kernel)

@@ -31,7 +31,7 @@ class Debugged:
 
     def __exit__(self, *_: object) -> None:
         """Switch it off, and let go on what has stopped."""
-        if self.request("debugInfo")["isStarted"]:
+        if self.kernel.alive and self.request("debugInfo")["isStarted"]:
             self.switch_off()
         del self.kernel.messages
 

@@ -912,11 +912,49 @@ OTHERS = (
     Name(
         "ipykernel.debugger.Debugger.breakpoint_list", of_debugger("self.breakpoint_list = {}"), find=front_end_debugger
     ),
+    Name("ipykernel.debugger.Debugger.process_request", parameters("self", "message")),
+    Name(
+        "ipykernel.debugger.Debugger.event_callback",
+        of_debugger("self.event_callback = event_callback"),
+        find=front_end_debugger,
+    ),
+    Name("ipykernel.debugger.Debugger.is_started", of_debugger("self.is_started = False"), find=front_end_debugger),
+    Name(
+        "ipykernel.debugger.Debugger.stopped_threads",
+        of_debugger("self.stopped_threads = set()"),
+        find=front_end_debugger,
+    ),
+    Name("ipykernel.debugger.Debugger.accept_variable", parameters("self", "variable_name")),
+    Name("ipykernel.kernelbase.Kernel.control_thread", is_there),
     Name("pydevd._is_attached", lambda function: is_there(function())),
     Name(
         "pydevd.settrace",
-        takes(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=None),
+        takes(suspend=False, patch_multiprocessing=False, wait_for_ready_to_run=False, notify_stdin=False),
     ),
+    Name("pydevd.stoptrace", takes()),
+    Name(
+        "pydevd.PyDB.check_alive_thread",
+        is_in("pydevd.PyDB", "self.check_alive_thread = CheckAliveThread(self)"),
+        find=bool,
+    ),
+    Name("pydevd.PyDB.connect", parameters("self", "host", "port")),
+    Name("pydevd.PyDB.initialize_network", takes(None, None, terminate_on_socket_close=False)),
+    Name("pydevd.PyDB.on_initialize", takes(None)),
+    Name("pydevd.PyDB.block_until_configuration_done", takes(None, cancel=None)),
+    Name(
+        "pydevd.PyDB.trace_dispatch",
+        is_in("pydevd.PyDB", "self.trace_dispatch = partial(_trace_dispatch, self)"),
+        find=bool,
+    ),
+    Name("pydevd.PyDB.enable_tracing", takes(None, None, apply_to_all_threads=True)),
+    Name("pydevd.PyDB.set_tracing_for_untraced_contexts", takes(None)),
+    Name("pydevd.PyDB.do_wait_suspend", parameters("self", "thread", "frame", "event", "arg", "exception_type")),
+    Name("pydevd.PyDB.set_suspend", takes(None, None, 0)),
+    Name("pydevd.PyDB.do_stop_on_unhandled_exception", parameters("self", "thread", "frame", "frames_byid", "arg")),
+    Name("_pydevd_bundle.pydevd_comm_constants.CMD_SET_BREAK", is_a(int)),
+    Name("_pydevd_bundle.pydevd_comm_constants.CMD_THREAD_SUSPEND", is_a(int)),
+    Name("_pydevd_bundle.pydevd_thread_lifecycle.resume_threads", takes("*")),
+    Name("_pydevd_bundle.pydevd_constants.GlobalDebuggerHolder", has("global_dbg")),
     Name("pydevd_tracing.restore_sys_set_trace_func", takes()),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 
 from nbspawn._engine.kernel import descriptors
@@ -14,6 +15,7 @@ class Door:
     def __init__(self) -> None:
         self._forget()
         descriptors.after_fork_in_child(self._forget)
+        atexit.register(self.remove)
 
     def _forget(self) -> None:
         self.wanted = False

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbspawn._process import traced
-from nbspawn._protocol.frames import Frame
+from nbspawn._protocol.frames import PACKAGE, Frame
 from nbspawn._protocol.messages import Resumed, Stopped
 from nbspawn._rank.debug import pdb_methods
 from nbspawn._rank.program import stdio
@@ -34,13 +34,20 @@ def loaded() -> Any:
     return sys.modules["pydevd"]
 
 
-def watch(debugger: Any) -> None:
-    """Inform the kernel when this debugger (a ``PyDB``) stops the main thread, and have it stop only where the user's
-    code is: a step from the last line of a cell leads into what runs the cell."""
-    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns about pdb, with ten lines at each step
-    # At the end of the rank they would wait for each other, up to 0.7 s. The kernel notices that it has ended.
+def end_at_once(debugger: Any) -> None:
+    """At the end of the rank its threads would wait for each other, up to 0.7 s, to tell the front end. The kernel
+    notices by itself that the rank has ended."""
     atexit.unregister(sys.modules["pydevd"].stoptrace)
     debugger.check_alive_thread.do_kill_pydev_thread()
+
+
+def watch(debugger: Any) -> None:
+    """Before it stops anything: inform the kernel when this debugger (a ``PyDB``) stops the main thread, and have it
+    stop only where the user's code is. A step from the last line of a cell leads into what runs the cell."""
+    sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # its own warns about pdb, with ten lines at each step
+    # As debugpy's own, nbspawn's frames are neither traced nor shown.
+    hidden = PACKAGE, os.path.dirname(sys.modules["debugpy"].__file__ or "")
+    sys.modules["_pydevd_bundle.pydevd_api"].PyDevdAPI().set_dont_trace_start_end_patterns(debugger, hidden, ())
     # At a breakpoint there the process would wait for ever: it has none of the threads that speak to the front end.
     os.register_at_fork(after_in_child=traced.leave)
     constants: Any = sys.modules["_pydevd_bundle.pydevd_comm_constants"]

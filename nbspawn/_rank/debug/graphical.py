@@ -105,12 +105,16 @@ def _debugger_on(connection: socket.socket) -> Any:
         debugger.on_initialize()
         debugger.initialize_network(connection, terminate_on_socket_close=False)
         return debugger
-    connect = pydevd.PyDB.connect
-    pydevd.PyDB.connect = lambda self, *_: self.initialize_network(connection, terminate_on_socket_close=False)
+
+    def connect(debugger: Any, *_: object) -> None:
+        attached.watch(debugger)
+        debugger.initialize_network(connection, terminate_on_socket_close=False)
+
+    to_a_port, pydevd.PyDB.connect = pydevd.PyDB.connect, connect
     try:
         pydevd.settrace(suspend=False, patch_multiprocessing=False, wait_for_ready_to_run=False, notify_stdin=False)
     finally:
-        pydevd.PyDB.connect = connect
+        pydevd.PyDB.connect = to_a_port
     debugger = pydevd.get_global_debugger()
-    attached.watch(debugger)
+    attached.end_at_once(debugger)
     return debugger

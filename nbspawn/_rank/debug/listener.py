@@ -42,6 +42,7 @@ def listening(info: RankInfo, channel: Channel) -> Iterator[None]:
             "Turn that off and restart the kernel, or use -m forkserver."
         ) from None
     attached.watch(pydevd.get_global_debugger())
+    attached.end_at_once(pydevd.get_global_debugger())
     here = Listening(info.rank, listener.getsockname()[1])
     channel.send(here)
     info.on_begin.append(lambda: channel.send(here))
