@@ -259,6 +259,8 @@ class GraphicalDebugger:
             await link.request("initialize", self._client)
             attachment = {**self._attachment, "logToFile": False, "subProcess": False, "rules": _rules()}
             await link.request("attach", attachment)
+            if self._server is None:
+                return  # it was switched off meanwhile
             self._links.append(link)  # before the breakpoints are sent: one that is set meanwhile is for it, too
             for (command, _), arguments in list(self._settings.items()):
                 await link.request(command, arguments)
