@@ -66,7 +66,10 @@ y"""
     assert debugged.evaluate("x * 10", of_one) == "20.0"
     paused(cell, 2)
     assert "4  return x + 1" in cell.reply.table["text/plain"]
-    assert debugged.step(cell)[0][0].startswith("rank 1"), "the rank that is looked at comes first"
+    stack = debugged.step(cell)
+    assert stack[0][0].startswith("rank 1"), "the rank that is looked at comes first"
+    if stack[0][1] == 6:  # from Python 3.12 on it stops where the function has returned to, too
+        debugged.step(cell)
     assert sorted(debugged.stops_of(2)) == [("rank 0: <module>", 7), ("rank 1: <module>", 7)]
     assert not debugged.ask("scopes", frameId=of_one["id"])["success"], "that frame is no more"
     debugged.request("next", threadId=1)  # beyond the last line

@@ -954,6 +954,7 @@ OTHERS = (
     Name("_pydevd_bundle.pydevd_comm_constants.CMD_SET_BREAK", is_a(int)),
     Name("_pydevd_bundle.pydevd_comm_constants.CMD_THREAD_SUSPEND", is_a(int)),
     Name("_pydevd_bundle.pydevd_thread_lifecycle.resume_threads", takes("*")),
+    Name("_pydevd_bundle.pydevd_constants.STATE_RUN", is_a(int)),
     Name("_pydevd_bundle.pydevd_constants.GlobalDebuggerHolder", has("global_dbg")),
     Name("pydevd_tracing.restore_sys_set_trace_func", takes()),
 )

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -52,27 +52,38 @@ def watch(debugger: Any) -> None:
     os.register_at_fork(after_in_child=traced.leave)
     constants: Any = sys.modules["_pydevd_bundle.pydevd_comm_constants"]
     anywhere = constants.CMD_SET_BREAK, constants.CMD_THREAD_SUSPEND
+    running = sys.modules["_pydevd_bundle.pydevd_constants"].STATE_RUN
     wait = debugger.do_wait_suspend
 
     def do_wait_suspend(thread: Any, frame: FrameType, event: str, arg: Any, exception_type: Any = None) -> None:
         rank = pdb_methods.rank
-        if thread.ident != threading.main_thread().ident:
+        if thread.ident != threading.main_thread().ident or frame is rank.paused_at:
             wait(thread, frame, event, arg, exception_type)
+        elif rank.paused_at is not None:
+            pass  # Python 3.12: in what pydevd itself calls, when it is about to stop
         elif event != "exception" and thread.stop_reason not in anywhere and not rank.frames.has(frame):
-            sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
+            if rank.frames.called(frame):  # by print(), or breakpoint(): the step goes on
+                thread.additional_info.pydev_state = running
+                thread.additional_info.update_stepping_info()
+            else:
+                sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
         else:
-            rank.paused = True
-            code, now = frame.f_code, time.monotonic()
-            place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
-            post_mortem = exception_type == "unhandled"
-            rank.channel.send(Stopped(rank.number, now, place, post_mortem, stdio.log_offset(), graphical=True))
-            try:
-                wait(thread, frame, event, arg, exception_type)
-            finally:
-                rank.paused = False
-                rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
+            _pause(frame, False, lambda: wait(thread, frame, event, arg, exception_type))
 
     debugger.do_wait_suspend = do_wait_suspend
+
+
+def _pause(frame: FrameType, post_mortem: bool, wait: Callable[[], object]) -> None:
+    rank, code = pdb_methods.rank, frame.f_code
+    place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
+    offset = stdio.log_offset()
+    rank.channel.send(Stopped(rank.number, time.monotonic(), place, post_mortem, offset, graphical=True))
+    rank.paused_at = frame
+    try:
+        wait()
+    finally:
+        rank.paused_at = None
+        rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
 
 
 @contextmanager
@@ -97,8 +108,12 @@ def stop_at(frame: FrameType) -> bool:
     # Not pydevd.settrace, which stops at the frame's next line: the statements of a cell are programs of their own.
     thread = threading.current_thread()
     constants: Any = sys.modules["_pydevd_bundle.pydevd_comm_constants"]
-    debugger.set_suspend(thread, constants.CMD_SET_BREAK)
-    debugger.do_wait_suspend(thread, frame, "line", None)
+
+    def wait() -> None:
+        debugger.set_suspend(thread, constants.CMD_SET_BREAK)
+        debugger.do_wait_suspend(thread, frame, "line", None)
+
+    _pause(frame, False, wait)
     return True
 
 
@@ -110,8 +125,9 @@ def look_at(error: BaseException, frames: TracebackType | None) -> bool:
     innermost = frames
     while innermost.tb_next is not None:
         innermost = innermost.tb_next
-    raised = type(error), error, frames
-    debugger.do_stop_on_unhandled_exception(threading.current_thread(), innermost.tb_frame, {}, raised)
+    frame, raised = innermost.tb_frame, (type(error), error, frames)
+    stop = debugger.do_stop_on_unhandled_exception
+    _pause(frame, True, lambda: stop(threading.current_thread(), frame, {}, raised))
     return True
 
 

@@ -93,7 +93,7 @@ def _make() -> Any:
 def _break_in(signum: int, frame: FrameType | None) -> None:
     """The signal's handler: stop in the user's innermost frame, with what it has called below it."""
     rank = pdb_methods.rank
-    if rank.at_prompt or rank.paused:
+    if rank.at_prompt or rank.paused_at is not None:
         return
     channel = rank.channel
     if channel.sending or channel.asking:  # and the debugger has something to send and to ask, too

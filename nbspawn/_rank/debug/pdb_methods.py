@@ -42,8 +42,8 @@ class DebuggedRank:
         """Is the next session one that the kernel has asked for? It begins in the user's innermost frame."""
         self.debugger: Any = None
         """The one at whose prompt the rank is."""
-        self.paused = False
-        """Has a graphical debugger stopped it (_rank/debug/attached.py)?"""
+        self.paused_at: FrameType | None = None
+        """Where a graphical debugger has stopped it (_rank/debug/attached.py)."""
         self.number = info.rank
 
     @property

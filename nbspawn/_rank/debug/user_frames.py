@@ -50,6 +50,13 @@ class UserFrames:
             return False
         return not calls[-1].f_code.co_filename.startswith(_PACKAGE)
 
+    def called(self, frame: FrameType) -> bool:
+        """Has one of the user's frames led to this one?"""
+        caller: FrameType | None = frame
+        while caller is not None and not self.has(caller):
+            caller = caller.f_back
+        return caller is not None
+
     def innermost(self, frame: FrameType) -> FrameType:
         """The innermost frame that is not a library's, of those that led to this one; else this one."""
         for called in _calls(frame):
