@@ -56,6 +56,7 @@ def test_it_does_not_stop_at_exceptions_within_nbspawn(debugged: Debugged) -> No
     assert not any(event["event"] == "stopped" for event in debugged.events)
 
 
+@pytest.mark.extended
 def test_breakpoints_from_before_nbspawn_was_loaded(workplace: str, tmp_path: Path) -> None:
     with ExecutedKernel(tmp_path) as kernel, Debugged(kernel) as debugged:
         debugged.switch_on()

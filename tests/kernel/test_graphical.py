@@ -180,6 +180,7 @@ def test_pdb_shows_the_frame_that_raised(debugged: Debugged) -> None:
     assert cell.wait().ename == "RankRaisedError" and not cell.reply.prompts
 
 
+@pytest.mark.extended
 def test_exceptions(debugged: Debugged) -> None:
     code = "%%spawn 2\ndef inverse(x):\n    return 1 // x\ninverse(rank)"
     for filters in (["raised"], ["userUnhandled"]):
