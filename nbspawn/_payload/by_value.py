@@ -4,7 +4,7 @@ This is cloudpickle with these differences:
 
 - a function of the notebook refers to *its* namespace, where cloudpickle writes a dict of the globals that it uses: in
   the other process its globals are ``__main__``, so that the functions that were sent see a cell bind ``lr`` anew.
-- functions of one closure share its variables there, too.
+- functions of one closure share its variables there, too, and keep the name of the cell or file that they are from.
 - classes have an identity (_payload/classes.py), and are made without running the notebook's code (_payload/making.py).
 - what is in a module that the other process does not find travels by value (_payload/importable.py).
 - what plain pickle writes as a name of ``__main__`` travels by value as well (_payload/definitions.py).
@@ -74,6 +74,8 @@ class ByValue:
             return self._module
         if kind is types.CellType:
             return _cell
+        if kind is types.CodeType:
+            return cloudpickle_adapter.reduce_code
         if kind is functools.cached_property:
             return _cached_property
         if definitions.is_definition(kind):

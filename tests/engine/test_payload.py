@@ -402,6 +402,14 @@ def test_functions_live_in_the_ranks_namespace() -> None:
         assert load(packed.fds, packed.sizes)() == 10  # with no namespace: one of its own
 
 
+def test_functions_keep_the_name_of_their_cell() -> None:
+    space = notebook("def outer():\n    def inner(): pass\n    return inner\ninner = outer()")
+    with pack([space["outer"], space["inner"]], space) as packed:
+        outer, inner = load(packed.fds, packed.sizes, (), {})
+    codes = outer.__code__, outer().__code__, inner.__code__
+    assert [code.co_filename for code in codes] == ["<notebook>"] * 3
+
+
 def test_methods_live_in_the_ranks_namespace_too() -> None:
     space = notebook("class C:\n    def get(self): return x\nx = 1\nc = C()")
     rank: dict[str, Any] = {}
