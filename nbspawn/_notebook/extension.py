@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import os
 import sys
 import types
@@ -122,15 +123,16 @@ class _Extension:
 
 
 def _pass_over(debugger: Any) -> None:
-    """Have it step over nbspawn as over the kernel itself, of which it is told when it is switched on."""
-    folder = os.path.dirname(os.path.dirname(__file__))
-    traced.step_over(folder)
-    own = {"path": f"{folder}/**", "include": False}
+    """Have it step over nbspawn, and the workers of its executors, which raise an error each time that they begin to
+    wait, as over the kernel itself, of which it is told when it is switched on."""
+    folders = [os.path.dirname(os.path.dirname(__file__)), *concurrent.futures.__path__]
+    traced.step_over(folders)
+    own = [{"path": f"{folder}/**", "include": False} for folder in folders]
     forward = debugger._forward_message
 
     async def forward_message(message: Any) -> Any:
         if message.get("command") == "attach":
-            message["arguments"]["rules"] = [*message["arguments"].get("rules", ()), own]
+            message["arguments"]["rules"] = [*message["arguments"].get("rules", ()), *own]
         return await forward(message)
 
     debugger._forward_message = forward_message

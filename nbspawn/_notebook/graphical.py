@@ -87,6 +87,8 @@ class GraphicalDebugger:
         """The rank of which the user has looked at a frame last."""
         self._stopping: asyncio.Task[None] | None = None
         self._awaited: set[int] = set()
+        self._alone: RankLink | None = None
+        """The rank that has gone on by itself last, while others stay where they are."""
         self._inspected: tuple[int, Message] | None = None
         self._attachment: Message = {"justMyCode": False}
         self._own.process_request = self._process
@@ -170,10 +172,10 @@ class GraphicalDebugger:
             if link is None and not stopped:
                 return await self._ask_kernel(request)
             return await self._stack(request, [link] if self._shows_threads and link is not None else stopped)
-        single = (request.get("arguments") or {}).get("singleThread")
+        self._alone = link if (request.get("arguments") or {}).get("singleThread") else None
         # With nothing stopped, too: debugpy would never answer, and the control thread never ask anything again.
-        await self._go_on(command, [link] if single and link is not None else stopped)
-        return _reply(request, {"allThreadsContinued": not single} if command == "continue" else {})
+        await self._go_on(command, [self._alone] if self._alone is not None else stopped)
+        return _reply(request, {"allThreadsContinued": self._alone is None} if command == "continue" else {})
 
     async def _stack(self, request: Message, links: Sequence[RankLink]) -> Message:
         replies = await asyncio.gather(*(link.request("stackTrace", {"threadId": link.thread}) for link in links))
@@ -211,6 +213,10 @@ class GraphicalDebugger:
         body = reply.get("body") or {}
         if command == "variables" and "variables" in body:
             body["variables"] = [one for one in body["variables"] if self._own.accept_variable(one["name"])]
+            if not self._shows_threads:
+                for one in body["variables"]:
+                    if one["value"].startswith((f"{one['type']} ", f"{one['type']}, ")):
+                        one["type"] = one["value"]  # all that JupyterLab shows of what has parts
         for one in (body, *body.get("scopes", ()), *body.get("variables", ())):
             if "variablesReference" in one:
                 one["variablesReference"] = self._numbers.ours(link, "variable", one["variablesReference"])
@@ -307,14 +313,16 @@ class GraphicalDebugger:
         while time.monotonic() < end and (self._awaited or len(self._stopped) < len(self._links)):
             await asyncio.sleep(0.01)
         stopped = self._stopped
+        looking = self._shows_threads and any(link.announced for link in stopped)
         if self._shows_threads and self._attachment.get("__mode") != "runByLine":
             stopped = [link for link in stopped if not link.announced]
         else:
             stopped = stopped[:1]
-        for number, link in enumerate(stopped):
+        for link in stopped:
             link.announced = True
             body = {**link.stop, "threadId": self._thread(link), "allThreadsStopped": False}
-            self._event("stopped", {**body, "preserveFocusHint": True} if number else body)
+            self._event("stopped", {**body, "preserveFocusHint": looking and link is not self._alone})
+            looking = True
 
     @property
     def _shows_threads(self) -> bool:

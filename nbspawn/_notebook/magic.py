@@ -27,13 +27,14 @@ _AUTO = "⇉ AUTO MODE: every plain cell runs in these ranks, until `%ranks auto
 
 def _without_own_frames(magic: Callable[..., Any]) -> Callable[..., Any]:
     """Raise errors without nbspawn's own frames, for handlers that do not ask ``_render_traceback_``: rich's would show
-    the way through nbspawn."""
+    the way through nbspawn. The front end's debugger doesn't see them, either."""
 
     @wraps(magic)
     def run(*args: Any) -> Any:
         _rich_traceback_guard = True  # rich leaves out the frames up to this one
         try:
-            return magic(*args)
+            with traced.suspended():
+                return magic(*args)
         except BaseException as error:
             if hasattr(error, "_render_traceback_"):
                 raise error.with_traceback(None) from error.__cause__
@@ -60,7 +61,6 @@ class SpawnMagics(Magics):
             raise error.UsageError(process_state.NO_DIRECTORY)  # an import of torch would end this process: MKL exits
         first = "torch" not in sys.modules
         with front_end.saying(self.shell, _IMPORTS) if first else nullcontext(), interrupt_flag.deferred():
-            traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn._session.pool import Pool
@@ -87,7 +87,6 @@ class SpawnMagics(Magics):
     @_without_own_frames
     def ranks(self, line: str, cell: str | None = None) -> Any:
         with interrupt_flag.deferred():
-            traced.import_untraced("nbspawn._notebook.ranks")
             from nbspawn._notebook import cell as cells
             from nbspawn._notebook import ranks
             from nbspawn.errors import UsageError

@@ -6,12 +6,13 @@ ranks, the fork server and the guardian would hang. It also traces every thread,
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+
+_this_thread = threading.local()
 
 
 def is_on() -> bool:
@@ -30,14 +31,41 @@ def not_in_children() -> Iterator[None]:
         yield
 
 
-def step_over(folder: str) -> None:
-    """Have the debugger, if it is on, treat what is in this folder as it does the kernel itself."""
+@contextmanager
+def suspended() -> Iterator[None]:
+    """While this thread does nbspawn's own work, it isn't traced: an import would take 50 times as long, and a
+    debugger that stops at each exception would stop where the standard library raises one."""
+    if not is_on() or getattr(_this_thread, "suspended", False):
+        yield
+        return
+    debugger = sys.modules["pydevd"].get_global_debugger()
+    was_traced = sys.gettrace() is not None or hasattr(sys, "monitoring")
+    trace_not(debugger)
+    _this_thread.suspended = True
+    try:
+        yield
+    finally:
+        _this_thread.suspended = False
+        if was_traced:
+            debugger.enable_tracing()
+
+
+def trace_not(debugger: Any) -> None:
+    """Have the debugger (a ``PyDB``) not trace this thread, until its ``enable_tracing``."""
+    if hasattr(sys, "monitoring"):
+        debugger.enable_tracing()  # else, what it knows of the thread is made later, and says that it is traced
+    debugger.disable_tracing()
+
+
+def step_over(folders: Iterable[str]) -> None:
+    """Have the debugger, if it is on, treat what is in these folders as it does the kernel itself."""
     if not is_on():
         return
     with suppress(AttributeError, KeyError):  # of another pydevd: then it stops there
         debugger = sys.modules["pydevd"].get_global_debugger()
-        own = sys.modules["_pydevd_bundle.pydevd_filtering"].ExcludeFilter(f"{folder}/**", True, True)
-        debugger.set_exclude_filters([*debugger._files_filtering._exclude_filters, own])
+        as_rule = sys.modules["_pydevd_bundle.pydevd_filtering"].ExcludeFilter
+        own = [as_rule(f"{folder}/**", True, True) for folder in folders]
+        debugger.set_exclude_filters([*debugger._files_filtering._exclude_filters, *own])
 
 
 def leave() -> None:
@@ -50,6 +78,8 @@ def leave() -> None:
     sys.modules["_pydevd_bundle.pydevd_constants"].GlobalDebuggerHolder.global_dbg = None
     sys.modules["pydevd"].SetupHolder.setup = None
     threading.current_thread().additional_info = None  # type: ignore[attr-defined]
+    if (monitoring := sys.modules.get("_pydevd_sys_monitoring.pydevd_sys_monitoring")) is not None:
+        monitoring.reset_thread_local_info()
 
 
 def trace_nothing() -> None:
@@ -67,11 +97,3 @@ def thread(target: Callable[..., object], name: str, args: Sequence[Any] = ()) -
     made = threading.Thread(target=target, args=args, name=name, daemon=True)
     made.pydev_do_not_trace = made.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
     return made
-
-
-def import_untraced(name: str) -> None:
-    """Import this module, in a thread of its own, if this one is traced."""
-    if is_on() and name not in sys.modules:
-        importing = thread(importlib.import_module, "nbspawn-import", [name])
-        importing.start()
-        importing.join()

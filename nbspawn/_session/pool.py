@@ -142,7 +142,7 @@ class Pool:
         """Run a job in these ranks (None: all) and wait for its end."""
         self._acquire(job.title)
         try:
-            with InterruptFlag() as interrupts:
+            with traced.suspended(), InterruptFlag() as interrupts:
                 return self._finish(self._begin(job, options or self.command_options, ranks, interrupts))
         finally:
             self._release()

@@ -96,6 +96,39 @@ def test_kept_ranks_and_a_condition_on_one(debugged: Debugged) -> None:
     ok(kernel.execute("%ranks stop"))
 
 
+def test_tensors_are_listed_with_what_they_are(debugged: Debugged) -> None:
+    code = """%%spawn 2
+import torch, numpy as np
+def train():
+    few = torch.tensor([[1.0, 2.5], [rank, 4.0]], requires_grad=True)
+    few.sum().backward()
+    many, array = torch.arange(6000.0).reshape(60, 100), np.arange(100.0)
+    net, nested = torch.nn.Linear(4, 2), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    return few.shape
+train()"""
+    cell = debugged.stopping(code, 8)
+    debugged.stops_of(2)
+    frame = next(frame for frame in debugged.frames() if frame["name"] == "rank 1: train")
+    shown = {name: (one["type"], one["value"]) for name, one in debugged.listed(frame).items()}
+    few = "Tensor 2×2 float32 cpu: tensor([[1.0000, 2.5000], [1.0000, 4.0000]])"
+    assert shown["few"] == (few, few), "JupyterLab shows the type of what has parts, VS Code the value"
+    assert shown["many"][0] == "Tensor 60×100 float32 cpu: min 0, mean 3000, max 5999"
+    assert shown["array"][0] == "ndarray 100 float64: min 0, mean 49.5, max 99"
+    assert shown["net"][0] == "Linear, 10 parameters, training"
+    parts = debugged.listed(frame, of="few")
+    assert list(parts) == ["shape", "dtype", "device", "requires_grad", "grad", "[0]", "[1]"]
+    assert (
+        parts["[1]"]["value"] == "Tensor 2 float32 cpu: tensor([1., 4.])" and parts["[1]"]["evaluateName"] == "few[1]"
+    )
+    assert list(debugged.listed(frame, of="nested")) == ["dtype", "device", "requires_grad"]
+    debugged.request("copyToGlobals", srcVariableName="few", dstVariableName="taken", srcFrameId=frame["id"])
+    assert debugged.evaluate("taken.grad", frame) == "tensor([[1., 1.],\n        [1., 1.]])"
+    rich = debugged.request("richInspectVariables", variableName="many", frameId=frame["id"])
+    assert rich["data"]["text/plain"].startswith("tensor([[")
+    reply = debugged.go_on(cell)
+    assert reply.result == "[0-1] torch.Size([2, 2])" and not reply.text("stderr")
+
+
 def test_functions_of_other_cells_and_own_modules(debugged: Debugged) -> None:
     kernel = debugged.kernel
     defined = "def doubled(x):\n    y = 2 * x\n    return y"
@@ -235,17 +268,16 @@ def test_vs_code_shows_each_rank_as_a_thread(kernel: Kernel, mode: str) -> None:
         cell = debugged.stopping(code, 2)
         if mode == "debugCell":  # a second one would end the step of Run by Line
             assert debugged.until(cell, "stopped")["preserveFocusHint"]
-        known = {thread["name"]: thread["id"] for thread in debugged.request("threads")["threads"]}
-        ranks = [known["rank 0"], known["rank 1"]]
+        ranks = debugged.threads_of(2)
 
-        def at(line: int) -> bool:
-            return [debugged.stack(rank) for rank in ranks] == [[("<module>", line)]] * 2
+        def at(*lines: int) -> bool:
+            return [debugged.stack(rank) for rank in ranks] == [[("<module>", line)] for line in lines]
 
-        wait_until(lambda: at(2), "both ranks have stopped")
+        wait_until(lambda: at(2, 2), "both ranks have stopped")
         debugged.request("next", threadId=ranks[1])
-        wait_until(lambda: at(3), "both ranks make the step")
+        wait_until(lambda: at(3, 3), "both ranks make the step")
         debugged.request("stepIn", threadId=ranks[0], singleThread=True)
-        wait_until(lambda: [debugged.stack(rank)[0][1] for rank in ranks] == [4, 3], "one rank makes a step")
+        wait_until(lambda: at(4, 3), "one rank makes a step")
         assert debugged.evaluate("y", debugged.frames(ranks[0])[0]) == "1"
         debugged.request("continue", threadId=ranks[0])
         assert ok(cell.wait()).result == "[0] 1\n[1] 2"

@@ -115,6 +115,16 @@ class Debugged:
 
         return wait_until(all_there, f"{ranks} ranks stop")  # type: ignore[no-any-return]
 
+    def threads_of(self, ranks: int) -> list[int]:
+        """The threads of so many ranks, once they have connected."""
+
+        def all_there() -> list[int]:
+            known = {thread["name"]: thread["id"] for thread in self.request("threads")["threads"]}
+            found = [known.get(f"rank {rank}", 0) for rank in range(ranks)]
+            return found if all(found) else []
+
+        return wait_until(all_there, f"{ranks} ranks have connected")  # type: ignore[no-any-return]
+
     @property
     def stopped(self) -> list[int]:
         """The threads that a front end finds stopped when it is loaded again."""
@@ -122,9 +132,17 @@ class Debugged:
 
     def variables(self, frame: dict[str, Any]) -> dict[str, str]:
         """The local variables of a frame."""
+        return {name: one["value"] for name, one in self.listed(frame).items()}
+
+    def listed(self, frame: dict[str, Any], of: str = "") -> dict[str, dict[str, Any]]:
+        """What a front end lists of a frame's local variables, or below one ``of`` them."""
         scopes = self.request("scopes", frameId=frame["id"])["scopes"]
-        found = self.request("variables", variablesReference=scopes[0]["variablesReference"])["variables"]
-        return {one["name"]: one["value"] for one in found}
+        found = self._listed(scopes[0]["variablesReference"])
+        return self._listed(found[of]["variablesReference"]) if of else found
+
+    def _listed(self, reference: int) -> dict[str, dict[str, Any]]:
+        found = self.request("variables", variablesReference=reference)["variables"]
+        return {one["name"]: one for one in found}
 
     def evaluate(self, expression: str, frame: dict[str, Any]) -> str:
         """An expression's value in a frame."""

@@ -947,6 +947,7 @@ OTHERS = (
         find=bool,
     ),
     Name("pydevd.PyDB.enable_tracing", takes(None, None, apply_to_all_threads=True)),
+    Name("pydevd.PyDB.disable_tracing", takes(None)),
     Name("pydevd.PyDB.set_tracing_for_untraced_contexts", takes(None)),
     Name("pydevd.PyDB.do_wait_suspend", parameters("self", "thread", "frame", "event", "arg", "exception_type")),
     Name("pydevd.PyDB.set_suspend", takes(None, None, 0)),
@@ -956,6 +957,10 @@ OTHERS = (
     Name("_pydevd_bundle.pydevd_thread_lifecycle.resume_threads", takes("*")),
     Name("_pydevd_bundle.pydevd_constants.STATE_RUN", is_a(int)),
     Name("_pydevd_bundle.pydevd_constants.GlobalDebuggerHolder", has("global_dbg")),
+    Name("_pydevd_bundle.pydevd_extension_api.StrPresentationProvider", has("can_provide", "get_str")),
+    Name("_pydevd_bundle.pydevd_extension_api.TypeResolveProvider", has("can_provide", "get_dictionary")),
+    Name("_pydevd_bundle.pydevd_extension_utils.EXTENSION_MANAGER_INSTANCE", has("get_extension_classes")),
+    Name("_pydevd_sys_monitoring.pydevd_sys_monitoring.reset_thread_local_info", takes()),
     Name("pydevd_tracing.restore_sys_set_trace_func", takes()),
 )
 
@@ -965,6 +970,7 @@ DISTRIBUTIONS = {  # of a name's first part, where it has another name
     "_XLAC": "torch_xla",
     "_pydev_bundle": "debugpy",
     "_pydevd_bundle": "debugpy",
+    "_pydevd_sys_monitoring": "debugpy",
     "pydevd": "debugpy",
     "pydevd_tracing": "debugpy",
     "lightning_utilities": "lightning-utilities",

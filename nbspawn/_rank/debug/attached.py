@@ -96,7 +96,8 @@ def tracing() -> Iterator[None]:
     try:
         yield
     finally:
-        if _attached() is not None:  # it may have been switched on meanwhile
+        if (debugger := _attached()) is not None:  # it may have been switched on meanwhile
+            traced.trace_not(debugger)
             sys.settrace(before)
 
 

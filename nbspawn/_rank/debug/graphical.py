@@ -17,7 +17,7 @@ from typing import Any
 
 from nbspawn._process import traced
 from nbspawn._protocol import questions
-from nbspawn._rank.debug import attached
+from nbspawn._rank.debug import attached, presented
 from nbspawn._rank.program.channel import Channel
 from nbspawn._rank.program.info import RankInfo
 from nbspawn._rank.report.questions import answers
@@ -67,7 +67,7 @@ class Follower:
             debugger.block_until_configuration_done(cancel=connection)
             debugger.enable_tracing(debugger.trace_dispatch, apply_to_all_threads=True)
             debugger.set_tracing_for_untraced_contexts()
-            sys.settrace(None)
+            traced.trace_not(debugger)
             return not connection.is_set()
 
 
@@ -117,4 +117,5 @@ def _debugger_on(connection: socket.socket) -> Any:
         pydevd.PyDB.connect = to_a_port
     debugger = pydevd.get_global_debugger()
     attached.end_at_once(debugger)
+    presented.present()
     return debugger
