@@ -90,9 +90,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext nbspawn``."""
-    from nbspawn._notebook import extension
+    from nbspawn._process import traced
 
-    extension.load(shell)
+    with traced.suspended():
+        from nbspawn._notebook import extension
+
+        extension.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:

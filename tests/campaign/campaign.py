@@ -219,6 +219,7 @@ class Campaign:
         self.place = Place()
         self._logs = Path(tempfile.mkdtemp(prefix="nbc-logs-"))
         self._kernel: Kernel | None = None
+        self._debugged: Debugged | None = None
         self._kept = ""
         self._kernels = 0
         self._restored: list[Callable[[], object]] = []
@@ -234,8 +235,10 @@ class Campaign:
             self._kernel = ExecutedKernel(self._folder, TMPDIR=str(self.place.path), NBSPAWN_SSH=_SSH).start()
             self._kept = ""
             self._kernels += 1
+            self._debugged = None
             if random.Random(f"{self.seed}-{self._kernels}-debugger").random() < 0.3:
-                Debugged(self._kernel).switch_on()
+                self._debugged = Debugged(self._kernel).__enter__()
+                self._debugged.switch_on()
                 self.seen["the front end's debugger"] += 1
             for cell in ("%load_ext nbspawn", PRELUDE):
                 self._well(cell)
@@ -324,17 +327,27 @@ class Campaign:
                 start += f"{self._log_dir(self._logs / 'kept')}\n{PRELUDE}model = made()"
                 self._well(start)
                 self._kept = step.method
-            return self.kernel.submit(f"%%ranks -g {GRACE}\n{body}")
+            return self._submit_debugged(f"%%ranks -g {GRACE}\n{body}")
         options = f"2 {self._on}-m {step.method}{group} -g {GRACE}{self._log_dir(logs)}"
         if step.mode == "background":
             start = f"%%spawn {options} --background -o handle\n{body}"
+            self._set_breakpoint(start)
             reply = self.kernel.execute(start, timeout=_HANGS)
             if reply.status != "ok" and step.fault not in _KILLS:
                 raise Violation(f"the ranks do not start\n{reply}")
             if reply.status != "ok":
                 self._well(start)  # what was killed was about to start them
             return self.kernel.submit("handle.wait()")
-        return self.kernel.submit(f"%%spawn {options}\n{body}")
+        return self._submit_debugged(f"%%spawn {options}\n{body}")
+
+    def _submit_debugged(self, code: str) -> Cell:
+        self._set_breakpoint(code)
+        return self.kernel.submit(code)
+
+    def _set_breakpoint(self, code: str) -> None:
+        """Where the front end's debugger is on: in the first line of what each rank does."""
+        if self._debugged is not None:
+            self._debugged.breakpoints(code, 3)
 
     def _log_dir(self, folder: Path) -> str:
         return "" if self._on else f" --log-dir {folder}"
@@ -343,9 +356,13 @@ class Campaign:
         """Read on until the cell ends; press Stop where nothing else ends it, as a user would."""
         began = time.monotonic()
         kernel = self.kernel
+        looks_on = random.Random(f"{self.seed}-{step.number}-paused").random() < 0.3
         while not cell.over and kernel.alive:
             with contextlib.suppress(AssertionError):
                 cell.wait(0.2)
+            if self._debugged is not None and self._debugged.told("stopped") and not looks_on:
+                self.seen["Continue"] += 1
+                self._debugged.ask("continue", threadId=1)
             waited = time.monotonic() - began
             if waited > _PATIENCE and not self._pressed_at:
                 self._press()
@@ -361,7 +378,8 @@ class Campaign:
     # ------------------------------------------------------------ faults
 
     def _harm(self, step: Step) -> None:
-        time.sleep(step.moment)
+        # A debugged kernel takes up to 0.5 s to begin a cell, and ipykernel loses an interrupt that comes before that.
+        time.sleep(step.moment + (0.5 if self._debugged is not None else 0.0))
         kernel = self._kernel
         if kernel is None or not kernel.alive:
             return

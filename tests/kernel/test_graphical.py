@@ -164,6 +164,17 @@ def test_stop_ends_paused_ranks(debugged: Debugged) -> None:
     assert not ranks_of(debugged.kernel.pid)
 
 
+def test_kept_ranks_that_were_stopped_while_paused_run_the_next_cell(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    ok(kernel.execute("%%spawn 2 --keep\nv = rank"))
+    cell = debugged.stopping("%%ranks\nx = v\ny = 2\ny", 3)
+    debugged.stops_of(2)
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt" and debugged.stopped == []
+    assert ok(kernel.execute("%%ranks\nx + 1")).result == "[0] 1\n[1] 2"
+    ok(kernel.execute("%ranks stop"))
+
+
 def test_the_debugger_is_switched_off_while_they_are_paused(debugged: Debugged) -> None:
     cell = debugged.stopping("%%spawn 2 --timeout 8\nx = rank\ny = 2\ny", 3)
     debugged.stops_of(2)
@@ -216,14 +227,17 @@ def test_pdb_shows_the_frame_that_raised(debugged: Debugged) -> None:
 @pytest.mark.extended
 def test_exceptions(debugged: Debugged) -> None:
     code = "%%spawn 2\ndef inverse(x):\n    return 1 // x\ninverse(rank)"
-    for filters in (["raised"], ["userUnhandled"]):
-        debugged.request("setExceptionBreakpoints", filters=filters)
+    raised, of_cell, of_notebook = ("rank 0: inverse", 3), ("rank 0: <module>", 4), ("<module>", 1)
+    for kind, stops in ("raised", (raised, of_cell, of_notebook)), ("userUnhandled", (raised, of_notebook)):
+        debugged.request("setExceptionBreakpoints", filters=[kind])
         cell = debugged.kernel.submit(code)
-        stop = debugged.until(cell, "stopped")
-        assert stop["reason"] == "exception" and debugged.stack()[0] == ("rank 0: inverse", 3)
-        debugged.request("setExceptionBreakpoints", filters=[])
-        debugged.request("continue", threadId=1)
+        for name, line in stops:
+            assert debugged.until(cell, "stopped")["reason"] == "exception"
+            shown, at = debugged.stack()[0]
+            assert shown.startswith(name) and at == line
+            debugged.request("continue", threadId=1)
         assert cell.wait().ename == "RankRaisedError"
+        debugged.request("setExceptionBreakpoints", filters=[])
 
 
 def test_a_collective_that_one_rank_waits_in(debugged: Debugged) -> None:

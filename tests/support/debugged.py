@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from queue import Empty
 from typing import Any
 
 from kernels import Cell, Kernel, Reply, ok, wait_until
@@ -48,10 +51,13 @@ class Debugged:
         client = self.kernel._client
         message = client.session.msg("debug_request", content)
         client.control_channel.send(message)
-        while True:
-            reply = client.get_control_msg(timeout=PATIENCE)
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                return reply["content"]  # type: ignore[no-any-return]
+        end = time.monotonic() + PATIENCE
+        while self.kernel.alive and time.monotonic() < end:
+            with suppress(Empty):
+                reply = client.get_control_msg(timeout=0.5)
+                if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                    return reply["content"]  # type: ignore[no-any-return]
+        return {"success": False, "message": f"no answer to {command}"}
 
     def switch_on(self, **attached: Any) -> None:
         """Click the bug."""
@@ -90,6 +96,11 @@ class Debugged:
             self._read += 1
         self._read += 1
         return self.events[self._read - 1]["body"]  # type: ignore[no-any-return]
+
+    def told(self, name: str) -> bool:
+        """Has it told this since it was asked for the last time?"""
+        read, self._read = self._read, len(self.events)
+        return any(event["event"] == name for event in self.events[read:])
 
     def step(self, cell: Cell, command: str = "next", thread: int = 1) -> list[tuple[str, int]]:
         """Make a step, until it has stopped again; where."""

@@ -42,15 +42,21 @@ class Sidebar:
     def frames(self) -> Locator:
         return self.page.locator(".jp-DebuggerCallstackFrame")
 
+    def frame(self, name: str) -> Locator:
+        """The one of this name in the call stack."""
+        return self.frames.filter(has_text=re.compile(f"^{re.escape(name)}"))
+
     def shows(self, *frames: str) -> None:
-        """Wait until the call stack is this."""
-        expect(self.frames).to_have_text([re.compile(f"^{re.escape(frame)}") for frame in frames])
+        """Wait until the call stack has these; the rank that has stopped first is on top."""
+        for name in frames:
+            expect(self.frame(name)).to_have_count(1)
+        expect(self.frames).to_have_count(len(frames))
 
     def variable(self, name: str, value: str) -> None:
-        """Wait until the variable is shown."""
+        """Wait until the variable is shown with a value that begins so."""
         found = self.page.locator(".jp-DebuggerVariables-body jp-tree-item").filter(has_text=re.compile(f"^{name}"))
-        expect(found.first).to_have_text(name + value)
+        expect(found.first).to_have_text(re.compile(f"^{re.escape(name + value)}"))
 
     def press(self, title: str) -> None:
-        """A button above the call stack."""
-        self.page.locator(f'.jp-SidePanel jp-button[title^="{title}"]').first.click()
+        """A button above the call stack, or above the breakpoints, once it is enabled."""
+        self.page.locator(f'.jp-SidePanel jp-button[title*="{title}"][aria-disabled="false"]').first.click()

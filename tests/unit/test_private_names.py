@@ -958,7 +958,7 @@ OTHERS = (
     Name("_pydevd_bundle.pydevd_constants.STATE_RUN", is_a(int)),
     Name("_pydevd_bundle.pydevd_constants.GlobalDebuggerHolder", has("global_dbg")),
     Name("_pydevd_bundle.pydevd_extension_api.StrPresentationProvider", has("can_provide", "get_str")),
-    Name("_pydevd_bundle.pydevd_extension_api.TypeResolveProvider", has("can_provide", "get_dictionary")),
+    Name("_pydevd_bundle.pydevd_extension_api.TypeResolveProvider", has("can_provide")),
     Name("_pydevd_bundle.pydevd_extension_utils.EXTENSION_MANAGER_INSTANCE", has("get_extension_classes")),
     Name("_pydevd_sys_monitoring.pydevd_sys_monitoring.reset_thread_local_info", takes()),
     Name("pydevd_tracing.restore_sys_set_trace_func", takes()),

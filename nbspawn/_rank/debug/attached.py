@@ -61,12 +61,15 @@ def watch(debugger: Any) -> None:
             wait(thread, frame, event, arg, exception_type)
         elif rank.paused_at is not None:
             pass  # Python 3.12: in what pydevd itself calls, when it is about to stop
-        elif event != "exception" and thread.stop_reason not in anywhere and not rank.frames.has(frame):
-            if rank.frames.called(frame):  # by print(), or breakpoint(): the step goes on
+        elif thread.stop_reason not in anywhere and not rank.frames.has(frame):
+            # An exception that is raised, and handled, where IPython formats the cell's error; or the step is in what
+            # print() or breakpoint() has called: it goes on.
+            stepping = thread.additional_info.pydev_original_step_cmd != -1
+            if rank.frames.called(frame) if event != "exception" else stepping:
                 thread.additional_info.pydev_state = running
                 thread.additional_info.update_stepping_info()
             else:
-                sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
+                _go_on()
         else:
             _pause(frame, False, lambda: wait(thread, frame, event, arg, exception_type))
 
@@ -81,9 +84,17 @@ def _pause(frame: FrameType, post_mortem: bool, wait: Callable[[], object]) -> N
     rank.paused_at = frame
     try:
         wait()
+    except BaseException:  # Stop: a kept rank would be paused again by what comes next
+        _go_on()
+        raise
     finally:
         rank.paused_at = None
         rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
+
+
+def _go_on() -> None:
+    """Have pydevd neither pause nor step."""
+    sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
 
 
 @contextmanager

@@ -65,12 +65,6 @@ class _Parts:
             found += [(f"[{row}]", value[row], f"[{row}]") for row in rows]
         return found
 
-    def get_dictionary(self, value: Any) -> dict[str, Any]:
-        return {name: part for name, part, _ in self.get_contents_debug_adapter_protocol(value)}
-
-    def resolve(self, value: Any, name: str) -> Any:
-        return self.get_dictionary(value)[name]
-
 
 def _is_one(kind: type, *names: tuple[str, str]) -> bool:
     """Is it one of these classes, or a subclass? Their modules may not be imported."""
