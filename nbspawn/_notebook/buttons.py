@@ -40,7 +40,7 @@ STOP = Kind("stop", "Stop", "stop", "KeyboardInterrupt in every rank")
 STACKS = Kind("stacks", "Stacks", "align-left", "Show the stack of every rank")
 COLLECTIVES = Kind("collectives", "Collectives", "exchange", "Show the last collectives of every rank")
 VARIABLES = Kind("variables", "Variables", "table", "Show the variables of every rank, and where they differ")
-DEBUG = Kind("debug", "Debug all", "bug", "Stop at the next line of Python, at a debugger's prompt")
+DEBUG = Kind("debug", "Debug all", "bug", "Stop at the next line of Python, in the debugger")
 
 
 class Buttons:

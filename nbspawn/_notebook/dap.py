@@ -17,6 +17,7 @@ Message = dict[str, Any]
 _ANSWER = 10.0
 """Seconds for a reply. The control thread answers one request at a time, and the front end asks all ranks by it: a rank
 that evaluates a collective must not keep the others from an answer."""
+_BUSY = "it still computes, or waits in a collective for other ranks"
 
 
 class RankLink:
@@ -52,7 +53,7 @@ class RankLink:
             self._writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
             return await asyncio.wait_for(reply, _ANSWER)
         except (TimeoutError, asyncio.TimeoutError):
-            return {"success": False, "message": f"rank {self.rank} has not answered within {_ANSWER:g} s"}
+            return {"success": False, "message": f"rank {self.rank} has not answered within {_ANSWER:g} s: {_BUSY}"}
         except (OSError, _EndedError):
             return {"success": False, "message": f"rank {self.rank} has ended"}
         finally:

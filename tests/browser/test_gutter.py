@@ -139,6 +139,23 @@ def test_a_kernel_that_is_restarted_while_they_are_paused(lab: Lab) -> None:
 
 
 @pytest.mark.extended
+def test_the_button_debug_opens_it(lab: Lab) -> None:
+    loop = "%%spawn 2\nimport time\nn = 0\nwhile n < 100_000:\n    time.sleep(0.01)\n    n += 1"
+    notebook, sidebar = opened(lab, "button.ipynb", loop)
+    notebook.start(1)
+    table = notebook.outputs(1).nth(0)
+    expect(table).to_contain_text("time.sleep")
+    notebook.outputs(1).get_by_role("button", name="Debug all").click()
+    sidebar.shows("rank 0: <module>", "rank 1: <module>")
+    expect(table).to_contain_text("paused")
+    sidebar.press("Continue")
+    expect(sidebar.frames).to_have_count(0)
+    notebook.press("interrupt")
+    notebook.wait()
+    notebook.shut_down()
+
+
+@pytest.mark.extended
 def test_exceptions_that_are_raised(lab: Lab) -> None:
     notebook, sidebar = opened(lab, "raised.ipynb", "%%spawn 2\ndef inverse(x):\n    return 1 // x\ninverse(rank)")
     sidebar.press("Pause on exception")

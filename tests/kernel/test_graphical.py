@@ -216,6 +216,26 @@ def test_breakpoint_in_the_code_and_ranks_debug_open_it(debugged: Debugged) -> N
     ok(kernel.execute("%ranks stop"))
 
 
+@pytest.mark.extended
+def test_with_debugpy_ranks_are_for_its_clients(debugged: Debugged) -> None:
+    code = "%%spawn 2 --debugpy\nx = rank\nx"
+    debugged.breakpoints(code, 3)
+    assert ok(debugged.kernel.execute(code)).result == "[0] 0\n[1] 1" and not debugged.told("stopped")
+
+
+@pytest.mark.extended
+def test_a_rank_that_evaluates_a_collective_lets_the_others_answer(debugged: Debugged) -> None:
+    code = "%%spawn 2 -b gloo\nimport torch, torch.distributed as dist\nt = torch.ones(1)\nz = 4\nt.item()"
+    cell = debugged.stopping(code, 4)
+    debugged.stops_of(2)
+    of_zero, of_one = debugged.frames()
+    waits = debugged.ask("evaluate", expression="dist.all_reduce(t)", frameId=of_zero["id"], context="repl")
+    assert not waits["success"] and "rank 0 has not answered within 10 s" in waits["message"]
+    assert debugged.evaluate("rank", of_one) == "1"
+    debugged.evaluate("dist.all_reduce(t)", of_one)
+    assert debugged.go_on(cell).result == "[0-1] 2.0"
+
+
 def test_pdb_shows_the_frame_that_raised(debugged: Debugged) -> None:
     cell = debugged.stopping("%%spawn 2 --pdb\ndef inverse(x):\n    return 1 // x\ninverse(rank)")
     assert debugged.stops_of(1) == [("rank 0: inverse", 3), ("rank 0: <module>", 4)]

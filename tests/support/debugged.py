@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 from queue import Empty
@@ -110,8 +111,9 @@ class Debugged:
         return self.stack(thread)
 
     def frames(self, thread: int = 1) -> list[dict[str, Any]]:
-        """What the call stack shows."""
-        return self.request("stackTrace", threadId=thread)["stackFrames"]  # type: ignore[no-any-return]
+        """What the call stack shows. Colab's IPython names a cell's own frame by its line."""
+        found: list[dict[str, Any]] = self.request("stackTrace", threadId=thread)["stackFrames"]
+        return [{**frame, "name": re.sub("<cell line: .*>", "<module>", frame["name"])} for frame in found]
 
     def stack(self, thread: int = 1) -> list[tuple[str, int]]:
         """The names and the lines of it."""

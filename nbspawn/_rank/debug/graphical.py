@@ -25,8 +25,9 @@ from nbspawn._rank.report.questions import answers
 
 @contextmanager
 def following(info: RankInfo, channel: Channel) -> Iterator[None]:
-    """While the rank lives: be debugged whenever the front end's debugger is on."""
-    if info.launch.door:
+    """While the rank lives: be debugged whenever the front end's debugger is on. pydevd has one client: with
+    ``--debugpy`` it is the one that attaches to the port."""
+    if info.launch.door and not info.launch.debugpy:
         follower = Follower(info)
         answers[questions.DEBUGGER.name] = follower.connect
         info.on_begin.append(follower.begin)
@@ -101,7 +102,7 @@ def _debugger_on(connection: socket.socket) -> Any:
     """This process's debugger, on the connection."""
     pydevd = attached.loaded()
     debugger = pydevd.get_global_debugger()
-    if debugger is not None:  # it was on before, or --debugpy's is
+    if debugger is not None:  # it was on before
         debugger.on_initialize()
         debugger.initialize_network(connection, terminate_on_socket_close=False)
         return debugger
