@@ -186,7 +186,9 @@ class GraphicalDebugger:
                 number = self._numbers.ours(link, "frame", frame["id"])
                 name = frame["name"] if self._shows_threads else f"rank {link.rank}: {frame['name']}"
                 frames.append({**frame, "id": number, "name": name})
-        return _reply(request, {"stackFrames": frames, "totalFrames": len(frames)})
+        start = request["arguments"].get("startFrame") or 0  # VS Code asks for the topmost first, then for the others
+        levels = request["arguments"].get("levels") or len(frames)
+        return _reply(request, {"stackFrames": frames[start : start + levels], "totalFrames": len(frames)})
 
     async def _go_on(self, command: str, links: Sequence[RankLink]) -> None:
         """Have ranks continue, or step, together."""
@@ -291,6 +293,8 @@ class GraphicalDebugger:
             self._announce()
         elif event["event"] == "continued":
             self._has_gone_on(link)
+        elif event["event"] == "output":  # of a breakpoint that logs a message
+            self._event("output", {**body, "output": f"rank {link.rank}: {body['output']}"})
 
     def _has_gone_on(self, link: RankLink) -> None:
         if link.thread is None:

@@ -19,7 +19,7 @@ from samples import RESULTS, ROOT, Missing, Quantity, Task, cost, digits, quarti
 from tools import AUTO, FORK, TOOLS
 from waits import BEFORE
 
-BENCHMARKS = ("compare", "waits", "hosts", "overhead", "view", "diff", "xla", "scale", "flight_recorder")
+BENCHMARKS = ("compare", "waits", "hosts", "overhead", "view", "diff", "xla", "scale", "flight_recorder", "gutter")
 TEMPLATE = Path(__file__).with_name("page.md")
 PAGE = ROOT / "docs" / "benchmarks.md"
 CHARTS = ROOT / "docs" / "benchmarks"

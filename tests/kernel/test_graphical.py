@@ -308,6 +308,8 @@ def test_vs_code_shows_each_rank_as_a_thread(kernel: Kernel, mode: str) -> None:
             return [debugged.stack(rank) for rank in ranks] == [[("<module>", line)] for line in lines]
 
         wait_until(lambda: at(2, 2), "both ranks have stopped")
+        beyond = debugged.request("stackTrace", threadId=ranks[0], startFrame=1, levels=20)
+        assert beyond["stackFrames"] == [] and beyond["totalFrames"] == 1
         debugged.request("next", threadId=ranks[1])
         wait_until(lambda: at(3, 3), "both ranks make the step")
         debugged.request("stepIn", threadId=ranks[0], singleThread=True)
@@ -315,6 +317,22 @@ def test_vs_code_shows_each_rank_as_a_thread(kernel: Kernel, mode: str) -> None:
         assert debugged.evaluate("y", debugged.frames(ranks[0])[0]) == "1"
         debugged.request("continue", threadId=ranks[0])
         assert ok(cell.wait()).result == "[0] 1\n[1] 2"
+
+
+@pytest.mark.extended
+def test_a_breakpoint_that_logs_names_the_rank(kernel: Kernel) -> None:
+    code = "%%spawn 2\nx = 0\nfor step in range(3):\n    x += step\nx"
+    with Debugged(kernel, "vscode") as debugged:
+        debugged.switch_on(justMyCode=False)
+        debugged.breakpoints(code, *({"line": line, "logMessage": f"{line}: {{x + rank}}"} for line in (4, 5)))
+        cell = kernel.submit(code)
+        logged = {f"rank {rank}: {line}: {x + rank}\n" for rank in (0, 1) for line, x in ((4, 0), (4, 1), (5, 3))}
+
+        def outputs() -> set[str]:
+            return {one["body"]["output"] for one in debugged.events if one["event"] == "output"}
+
+        cell.see(lambda: logged <= outputs(), "each rank's messages")
+        assert ok(cell.wait()).result == "[0-1] 3"
 
 
 @pytest.mark.extended
