@@ -2,7 +2,7 @@
 
     python tests/benchmarks/gutter.py [--rounds N] [--steps N] [--json PATH]
 
-Of two kernels one has the debugger on, with a breakpoint in the loop of each cell, on a line that is never reached. Each
+Of two kernels one has the debugger on, with a breakpoint in each loop, on a line that is never reached. Each
 round sends every cell to both, in turn. The peer is ipykernel's debugger, in a cell without ranks that trains the same.
 """
 

@@ -3,6 +3,7 @@ control channel."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,10 +177,47 @@ def test_kept_ranks_that_were_stopped_while_paused_run_the_next_cell(debugged: D
 
 
 def test_the_debugger_is_switched_off_while_they_are_paused(debugged: Debugged) -> None:
-    cell = debugged.stopping("%%spawn 2 --timeout 8\nx = rank\ny = 2\ny", 3)
+    cell = debugged.stopping("%%spawn 2 --timeout 3\nx = rank\ny = 2\ny", 3)
     debugged.stops_of(2)
+    paused(cell, 2)
+    cell.see(lambda: re.search(r" [4-9]\.\d s\n", cell.reply.table["text/plain"]), "more than three seconds pass")
     debugged.switch_off()
     assert ok(cell.wait()).result == "[0-1] 2"
+
+
+@pytest.mark.extended
+def test_a_breakpoint_that_is_set_while_ranks_start(debugged: Debugged) -> None:
+    code = f"%%spawn 2{LOOP}"
+    cell = debugged.kernel.submit(code)
+    debugged.breakpoints(code, 5)
+    assert debugged.stops_of(2) == [("rank 0: <module>", 5), ("rank 1: <module>", 5)]
+    debugged.kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+
+
+@pytest.mark.extended
+def test_only_the_user_s_threads_are_traced_and_groups_wait_for_a_day(debugged: Debugged) -> None:
+    code = """%%spawn 2
+import threading, torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_pg_default_device
+dist.init_process_group("gloo")
+traced = [one.name for one in threading.enumerate() if not getattr(one, "pydev_do_not_trace", False)]
+days = dist.group.WORLD._get_backend(_get_pg_default_device()).options._timeout.days
+traced, days"""
+    cell = debugged.stopping(code, 7)
+    debugged.stops_of(2)
+    assert debugged.go_on(cell).result == "[0-1] (['MainThread'], 1)"
+    names = [thread["name"] for thread in debugged.request("threads")["threads"]]
+    assert "MainThread" in names and not [name for name in names if "nbspawn" in name]
+
+
+def test_the_notebook_s_variables_are_listed_while_ranks_are_paused(debugged: Debugged) -> None:
+    ok(debugged.kernel.execute("mine = 41"))
+    cell = debugged.stopping("%%spawn 2\nx = rank\nx", 3)
+    for _ in range(2):  # JupyterLab asks at each message of the cell
+        listed = debugged.request("inspectVariables")["variables"]
+        assert "41" in [one["value"] for one in listed if one["name"] == "mine"]
+    debugged.go_on(cell)
 
 
 def test_it_is_switched_on_while_ranks_run(kernel: Kernel) -> None:
@@ -301,7 +339,8 @@ def test_vs_code_shows_each_rank_as_a_thread(kernel: Kernel, mode: str) -> None:
         debugged.switch_on(__mode=mode, justMyCode=False)
         cell = debugged.stopping(code, 2)
         if mode == "debugCell":  # a second one would end the step of Run by Line
-            assert debugged.until(cell, "stopped")["preserveFocusHint"]
+            later = debugged.until(cell, "stopped")
+            assert later["preserveFocusHint"] and "hitBreakpointIds" not in later
         ranks = debugged.threads_of(2)
 
         def at(*lines: int) -> bool:
