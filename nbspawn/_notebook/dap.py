@@ -17,7 +17,7 @@ Message = dict[str, Any]
 _ANSWER = 10.0
 """Seconds for a reply. The control thread answers one request at a time, and the front end asks all ranks by it: a rank
 that evaluates a collective must not keep the others from an answer."""
-_BUSY = "it still computes, or waits in a collective for other ranks"
+_BUSY = "it still computes, or waits: in a collective for other ranks, or for what input() asks in the cell"
 
 
 class RankLink:
@@ -31,6 +31,8 @@ class RankLink:
         on_event: Callable[[RankLink, Message], None],
     ) -> None:
         self.rank: int = hello["rank"]
+        self.run: str = hello["run"]
+        """The same for the ranks of one run."""
         self.thread: int | None = None
         """The debugger's number of the thread that it has stopped; None if the rank runs."""
         self.stop: Message = {}

@@ -28,9 +28,10 @@ from nbspawn._engine.kernel.door import door
 from nbspawn._notebook.dap import Message, RankLink
 from nbspawn._protocol.questions import DEBUGGER
 
-_FIRST = 1 << 50
-"""Numbers of threads, frames and variables of ranks, from here on: above all addresses, which pydevd takes for frames,
-and below 2**53, up to which JavaScript knows integers."""
+_RANKS = 1 << 50
+"""The thread that JupyterLab is told of for all ranks: it remembers each thread that has stopped, and is told once that
+they go on. Threads, frames and variables of ranks have numbers above: above all addresses, which pydevd takes for
+frames, and below 2**53, up to which JavaScript knows integers."""
 _TOGETHER = 0.15  # seconds in which ranks that run in step stop, and are shown at once
 _IN_ALL = ("setBreakpoints", "setExceptionBreakpoints", "setFunctionBreakpoints")
 _GO_ON = ("continue", "next", "stepIn", "stepOut")
@@ -49,7 +50,7 @@ class _Numbers:
     """What the front end calls threads, frames and variables of ranks. A rank's own numbers are not unique."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(_FIRST)
+        self._numbers = itertools.count(_RANKS + 1)
         self._theirs: dict[int, _Theirs] = {}
         self._ours: dict[_Theirs, int] = {}
 
@@ -83,10 +84,10 @@ class GraphicalDebugger:
         self._server: Any = None
         self._client: Message = {"adapterID": "debugpy", "pathFormat": "path", "linesStartAt1": True}
         self._settings: dict[tuple[str, str], Message] = {}
-        self._looked_at = 0
+        self._looked_at: RankLink | None = None
         """The rank of which the user has looked at a frame last."""
         self._stopping: asyncio.Task[None] | None = None
-        self._awaited: set[int] = set()
+        self._awaited: set[RankLink] = set()
         self._alone: RankLink | None = None
         """The rank that has gone on by itself last, while others stay where they are."""
         self._inspected: tuple[int, Message] | None = None
@@ -118,8 +119,10 @@ class GraphicalDebugger:
             return await self._of_threads(request, theirs.link if theirs is not None else None)
         if theirs is not None:
             return await self._of_rank(request, theirs.link)
-        if any(isinstance(arguments.get(name), int) and arguments[name] >= _FIRST for name in _NUMBERED):
-            return _reply(request, None, "the rank has gone on")
+        if any(isinstance(arguments.get(name), int) and arguments[name] > _RANKS for name in _NUMBERED):
+            if command == "richInspectVariables":  # of a panel that JupyterLab has left open: it shows that
+                return _reply(request, {"data": {}, "metadata": {}})
+            return _reply(request, None, "this frame is no more: the rank has gone on, or has stopped anew")
         if command == "inspectVariables" and self._links:
             return await self._inspect(request)
         if command == "initialize":
@@ -138,10 +141,10 @@ class GraphicalDebugger:
             await self._open()
         elif command == "threads" and reply.get("success"):
             reply["body"]["threads"] += [
-                {"id": self._thread(link), "name": f"rank {link.rank}"} for link in self._links
+                {"id": self._numbers.ours(link, "thread", 1), "name": f"rank {link.rank}"} for link in self._links
             ]
         elif command == "debugInfo":
-            reply["body"]["stoppedThreads"] += map(self._thread, self._stopped)
+            reply["body"]["stoppedThreads"] += sorted(set(map(self._shown, self._stopped)))
         return reply
 
     async def _inspect(self, request: Message) -> Message:
@@ -157,7 +160,8 @@ class GraphicalDebugger:
         ranks."""
         command = request["command"]
         stopped = self._stopped
-        if link is None and self._own.stopped_threads:
+        of_ranks = link is not None or request["arguments"].get("threadId") == _RANKS
+        if self._own.stopped_threads and not of_ranks:
             reply = await self._ask_kernel(request)
             if stopped and command in _GO_ON:
                 self._announce()  # JupyterLab shows one stop
@@ -193,7 +197,7 @@ class GraphicalDebugger:
     async def _go_on(self, command: str, links: Sequence[RankLink]) -> None:
         """Have ranks continue, or step, together."""
         threads = [link.thread for link in links]
-        self._awaited = {link.rank for link in links} if command != "continue" else set()
+        self._awaited = set(links) if command != "continue" else set()
         for link in links:
             self._has_gone_on(link)
         await asyncio.gather(
@@ -206,7 +210,7 @@ class GraphicalDebugger:
             if (theirs := self._numbers.theirs(arguments.get(name))) is not None:
                 arguments[name] = link.thread if theirs.kind == "thread" else theirs.number
         if command == "scopes":
-            self._looked_at = link.rank
+            self._looked_at = link
         elif command == "richInspectVariables":
             return await self._rich(request, link, arguments)
         elif command == "copyToGlobals":
@@ -231,9 +235,7 @@ class GraphicalDebugger:
             code = f"__import__('nbspawn._rank.debug.graphical', fromlist=['shown']).shown({name})"
             asked = {"expression": code, "frameId": arguments.get("frameId"), "context": "clipboard"}
             reply = await link.request("evaluate", asked)
-            if not reply["success"]:
-                return _reply(request, None, reply.get("message", ""))
-            with suppress(ValueError, SyntaxError):
+            with suppress(ValueError, SyntaxError, KeyError):  # not a variable of this frame: nothing is shown
                 shown["data"], shown["metadata"] = ast.literal_eval(reply["body"]["result"])
         return _reply(request, shown)
 
@@ -278,9 +280,9 @@ class GraphicalDebugger:
             link.close()
             if link in self._links:
                 self._links.remove(link)
-            if link.rank == self._looked_at:
-                self._looked_at = 0
-            self._awaited.discard(link.rank)
+            if link is self._looked_at:
+                self._looked_at = None
+            self._awaited.discard(link)
             self._has_gone_on(link)
             self._numbers.forget(link, threads=True)
 
@@ -289,7 +291,7 @@ class GraphicalDebugger:
         if event["event"] == "stopped":
             body.pop("hitBreakpointIds", None)  # of the rank's own numbers
             link.thread, link.stop, link.announced = body["threadId"], body, False
-            self._awaited.discard(link.rank)
+            self._awaited.discard(link)
             self._announce()
         elif event["event"] == "continued":
             self._has_gone_on(link)
@@ -299,7 +301,7 @@ class GraphicalDebugger:
     def _has_gone_on(self, link: RankLink) -> None:
         if link.thread is None:
             return
-        thread, link.thread = self._thread(link), None
+        thread, link.thread = self._shown(link), None
         self._numbers.forget(link)
         if self._shows_threads or not self._stopped:
             self._event("continued", {"threadId": thread, "allThreadsContinued": not self._shows_threads})
@@ -324,7 +326,7 @@ class GraphicalDebugger:
             stopped = stopped[:1]
         for link in stopped:
             link.announced = True
-            body = {**link.stop, "threadId": self._thread(link), "allThreadsStopped": False}
+            body = {**link.stop, "threadId": self._shown(link), "allThreadsStopped": False}
             self._event("stopped", {**body, "preserveFocusHint": looking and link is not self._alone})
             looking = True
 
@@ -334,12 +336,14 @@ class GraphicalDebugger:
 
     @property
     def _stopped(self) -> list[RankLink]:
-        """The ranks that have stopped; first the one that the user looks at."""
+        """The ranks that have stopped; first the one that the user looks at, and those of its run."""
         stopped = [link for link in self._links if link.thread is not None]
-        return sorted(stopped, key=lambda link: (link.rank != self._looked_at, link.rank))
+        run = self._looked_at.run if self._looked_at is not None else ""
+        return sorted(stopped, key=lambda link: (link is not self._looked_at, link.run != run, link.run, link.rank))
 
-    def _thread(self, link: RankLink) -> int:
-        return self._numbers.ours(link, "thread", 1)
+    def _shown(self, link: RankLink) -> int:
+        """The thread that is said to stop and to go on."""
+        return self._numbers.ours(link, "thread", 1) if self._shows_threads else _RANKS
 
     def _event(self, name: str, body: Message) -> None:
         self._own.event_callback({"type": "event", "seq": next(_events), "event": name, "body": body})

@@ -59,6 +59,7 @@ RANK_MAIN = os.path.join(PACKAGE, "_rank", "main.py")
 
 _OWN = os.path.join("nbspawn", "_rank", "")
 _DEVICE = os.path.join("nbspawn", "_rank", "group", "device.py")
+_DEBUGGER = os.path.join("nbspawn", "_rank", "debug", "attached.py"), os.path.join("_vendored", "pydevd", "")
 
 
 def is_runner(frame: Frame) -> bool:
@@ -92,10 +93,13 @@ def is_after_the_last_line(frames: Iterable[Frame]) -> bool:
 
 
 def users_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """The part of a stack (innermost frame first) from the user's cell or function on; returned outermost first."""
+    """The part of a stack (innermost frame first) from the user's cell or function on, as far as where the front end's
+    debugger has stopped it; returned outermost first."""
     found: list[Frame] = []
     for frame in frames:
         if is_runner(frame):
             break
         found.append(frame)
+        if any(file in frame.file for file in _DEBUGGER):
+            found.clear()
     return tuple(reversed(found))

@@ -105,9 +105,10 @@ def train():
     few.sum().backward()
     many, array = torch.arange(6000.0).reshape(60, 100), np.arange(100.0)
     net, nested = torch.nn.Linear(4, 2), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    loss = torch.tensor(float("nan"))
     return few.shape
 train()"""
-    cell = debugged.stopping(code, 8)
+    cell = debugged.stopping(code, 9)
     debugged.stops_of(2)
     frame = next(frame for frame in debugged.frames() if frame["name"] == "rank 1: train")
     shown = {name: (one["type"], one["value"]) for name, one in debugged.listed(frame).items()}
@@ -116,6 +117,8 @@ train()"""
     assert shown["many"][0] == "Tensor 60×100 float32 cpu: min 0, mean 3000, max 5999"
     assert shown["array"][0] == "ndarray 100 float64: min 0, mean 49.5, max 99"
     assert shown["net"][0] == "Linear, 10 parameters, training"
+    assert shown["loss"][0] == "Tensor nan float32 cpu", "the value comes first: the space is short"
+    assert list(debugged.listed(frame, of="net")) == ["weight", "bias", "training", "in_features", "out_features"]
     parts = debugged.listed(frame, of="few")
     assert list(parts) == ["shape", "dtype", "device", "requires_grad", "grad", "[0]", "[1]"]
     assert (
@@ -159,8 +162,7 @@ def test_stop_ends_paused_ranks(debugged: Debugged) -> None:
     debugged.stops_of(2)
     debugged.kernel.interrupt()
     reply = cell.wait()
-    assert reply.ename == "KeyboardInterrupt" and "line 3" in reply.traceback
-    assert "do_wait_suspend" not in str(reply)
+    assert reply.ename == "KeyboardInterrupt" and "Ranks 0-1 were at line 3." in reply.traceback
     wait_until(lambda: debugged.stopped == [], "the debugger knows that they have gone")
     assert not ranks_of(debugged.kernel.pid)
 
@@ -183,6 +185,58 @@ def test_the_debugger_is_switched_off_while_they_are_paused(debugged: Debugged) 
     cell.see(lambda: re.search(r" [4-9]\.\d s\n", cell.reply.table["text/plain"]), "more than three seconds pass")
     debugged.switch_off()
     assert ok(cell.wait()).result == "[0-1] 2"
+
+
+@pytest.mark.extended
+def test_kept_ranks_while_it_is_switched_off_and_on_and_pauses_them(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    ok(kernel.execute("%%spawn 2 --keep\nimport os"))
+    opened = "%%ranks\nlen(os.listdir('/proc/self/fd'))"
+    before = ok(kernel.execute(opened)).result
+    for _ in range(2):
+        debugged.switch_off()
+        ok(kernel.execute(opened))
+        debugged.switch_on()
+        assert ok(kernel.execute(opened)).result == before
+    debugged.request("pause", threadId=1)  # there is nothing to pause
+    assert ok(kernel.execute(opened)).result == before and not debugged.told("stopped")
+    ok(kernel.execute("%ranks stop"))
+
+
+@pytest.mark.extended
+def test_a_thread_of_the_user_s_stops_while_the_rank_waits_for_it(debugged: Debugged) -> None:
+    code = """%%spawn 2
+import threading
+def work():
+    x = 10 * rank
+    results.append(x)
+
+results = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+results"""
+    cell = debugged.stopping(code, 5)
+    paused(cell, 2)
+    assert cell.reply.table["text/plain"].count("5  results.append(x)") == 2
+    assert debugged.stops_of(2)[0] == ("rank 0: work", 5)
+    assert debugged.go_on(cell).result == "[0] [0]\n[1] [10]"
+
+
+@pytest.mark.extended
+def test_ranks_of_two_runs_are_listed_one_run_after_the_other(debugged: Debugged) -> None:
+    kernel = debugged.kernel
+    behind = debugged.stopping("%%spawn 2 --background\nx = rank\nx", 3)
+    debugged.stops_of(2)
+    front = debugged.stopping("%%spawn 2\ny = rank\nz = 2\ny", 4)
+    wait_until(lambda: len(debugged.stack()) == 4, "the ranks of both stop")
+    assert [line for _, line in debugged.stack()] in ([3, 3, 4, 4], [4, 4, 3, 3])
+    last = debugged.frames()[-1]
+    debugged.variables(last)
+    assert debugged.frames()[0]["line"] == debugged.frames()[1]["line"] == last["line"]
+    assert debugged.go_on(front).result == "[0] 0\n[1] 1"
+    behind.see(lambda: behind.reply.table["text/plain"].count("done") == 2, "the other run ends")
+    ok(kernel.execute("%ranks stop"))
 
 
 @pytest.mark.extended

@@ -57,6 +57,12 @@ class Sidebar:
         found = self.page.locator(".jp-DebuggerVariables-body jp-tree-item").filter(has_text=re.compile(f"^{name}"))
         expect(found.first).to_have_text(re.compile(f"^{re.escape(name + value)}"))
 
+    def has_gone_on(self) -> None:
+        """Wait until nothing is shown as paused."""
+        expect(self.frames).to_have_count(0)
+        expect(self.page.locator(".jp-DebuggerPausedOverlay")).to_have_count(0)
+        expect(self.page.locator('.jp-SidePanel jp-button[title*="Next"][aria-disabled="false"]')).to_have_count(0)
+
     def press(self, title: str) -> None:
         """A button above the call stack, or above the breakpoints, once it is enabled."""
         self.page.locator(f'.jp-SidePanel jp-button[title*="{title}"][aria-disabled="false"]').first.click()

@@ -57,8 +57,13 @@ def watch(debugger: Any) -> None:
 
     def do_wait_suspend(thread: Any, frame: FrameType, event: str, arg: Any, exception_type: Any = None) -> None:
         rank = pdb_methods.rank
-        if thread.ident != threading.main_thread().ident or frame is rank.paused_at:
+        if frame is rank.paused_at:
             wait(thread, frame, event, arg, exception_type)
+        elif thread.ident != threading.main_thread().ident:
+            with _told(frame):
+                wait(thread, frame, event, arg, exception_type)
+        elif thread.stop_reason == constants.CMD_THREAD_SUSPEND and not rank.frames.called(frame):
+            pass  # Pause, or another thread's stop: as soon as the user's code runs
         elif rank.paused_at is not None:
             pass  # Python 3.12: in what pydevd itself calls, when it is about to stop
         elif thread.stop_reason not in anywhere and not rank.frames.has(frame):
@@ -69,7 +74,7 @@ def watch(debugger: Any) -> None:
                 thread.additional_info.pydev_state = running
                 thread.additional_info.update_stepping_info()
             else:
-                _go_on()
+                go_on()
         else:
             _pause(frame, False, lambda: wait(thread, frame, event, arg, exception_type))
 
@@ -77,22 +82,42 @@ def watch(debugger: Any) -> None:
 
 
 def _pause(frame: FrameType, post_mortem: bool, wait: Callable[[], object]) -> None:
+    rank = pdb_methods.rank
+    with _told(frame, post_mortem):
+        rank.paused_at = frame
+        try:
+            wait()
+        except BaseException:  # Stop: a kept rank would be paused again by what comes next
+            go_on()
+            raise
+        finally:
+            rank.paused_at = None
+
+
+_stopped: list[FrameType] = []
+_telling = threading.RLock()
+
+
+@contextmanager
+def _told(frame: FrameType, post_mortem: bool = False) -> Iterator[None]:
+    """Inform the kernel when the first thread stops, and when the last one goes on: pydevd stops them all."""
     rank, code = pdb_methods.rank, frame.f_code
-    place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
-    offset = stdio.log_offset()
-    rank.channel.send(Stopped(rank.number, time.monotonic(), place, post_mortem, offset, graphical=True))
-    rank.paused_at = frame
+    with _telling:
+        _stopped.append(frame)
+        if len(_stopped) == 1:
+            place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
+            offset = stdio.log_offset()
+            rank.channel.send(Stopped(rank.number, time.monotonic(), place, post_mortem, offset, graphical=True))
     try:
-        wait()
-    except BaseException:  # Stop: a kept rank would be paused again by what comes next
-        _go_on()
-        raise
+        yield
     finally:
-        rank.paused_at = None
-        rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
+        with _telling:
+            _stopped.remove(frame)
+            if not _stopped:
+                rank.channel.send(Resumed(rank.number, time.monotonic(), soon=False))
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """Have pydevd neither pause nor step."""
     sys.modules["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
 

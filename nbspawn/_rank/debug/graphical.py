@@ -40,14 +40,16 @@ class Follower:
 
     def __init__(self, info: RankInfo) -> None:
         self._door = info.launch.door
-        self._hello = json.dumps({"rank": info.ordinal, "pid": os.getpid()}).encode() + b"\n"
+        self._hello = json.dumps({"rank": info.ordinal, "run": os.fspath(info.launch.files.socket)}).encode() + b"\n"
         self._connection: _Connection | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """A command begins, or the rank."""
         was_connected = self._connection is not None
-        if not self.connect() and was_connected:
+        if self.connect():
+            attached.go_on()  # Pause, while the rank was idle, would stop it before the user's code
+        elif was_connected:
             traced.trace_nothing()
 
     def connect(self) -> bool:
@@ -55,7 +57,9 @@ class Follower:
         with self._lock:
             if self._connection is not None and not self._connection.is_set():
                 return True
-            self._connection = None
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
             connection = _Connection(socket.AF_UNIX)
             try:
                 connection.connect(self._door)
