@@ -273,7 +273,7 @@ def _fold(rank: RankStatus, event: Event, now: float, peer_failed: bool) -> Rank
             return replace(rank, debug_port=event.port)
         case InputRequest() if rank.state in ("starting", "running", "waiting"):
             return replace(rank, state="waiting for input", since=now)
-        case Stopped() if rank.state in ("running", "waiting"):
+        case Stopped() if rank.state in ("running", "waiting", "paused"):
             state: State = "paused" if event.graphical else "debugging"
             return replace(rank, state=state, since=event.time, position=Position((event.frame,)))
         case Resumed() if rank.state in ("debugging", "paused"):

@@ -218,7 +218,8 @@ thread.join()
 results"""
     cell = debugged.stopping(code, 5)
     paused(cell, 2)
-    assert cell.reply.table["text/plain"].count("5  results.append(x)") == 2
+    at = "5  results.append(x)"
+    cell.see(lambda: cell.reply.table["text/plain"].count(at) == 2, "the table says where the threads have stopped")
     assert debugged.stops_of(2)[0] == ("rank 0: work", 5)
     assert debugged.go_on(cell).result == "[0] [0]\n[1] [10]"
 

@@ -60,7 +60,7 @@ def watch(debugger: Any) -> None:
         if frame is rank.paused_at:
             wait(thread, frame, event, arg, exception_type)
         elif thread.ident != threading.main_thread().ident:
-            with _told(frame):
+            with _told(frame, by_itself=thread.stop_reason != constants.CMD_THREAD_SUSPEND):
                 wait(thread, frame, event, arg, exception_type)
         elif thread.stop_reason == constants.CMD_THREAD_SUSPEND and not rank.frames.called(frame):
             pass  # Pause, or another thread's stop: as soon as the user's code runs
@@ -76,14 +76,15 @@ def watch(debugger: Any) -> None:
             else:
                 go_on()
         else:
-            _pause(frame, False, lambda: wait(thread, frame, event, arg, exception_type))
+            by_itself = thread.stop_reason != constants.CMD_THREAD_SUSPEND
+            _pause(frame, False, lambda: wait(thread, frame, event, arg, exception_type), by_itself)
 
     debugger.do_wait_suspend = do_wait_suspend
 
 
-def _pause(frame: FrameType, post_mortem: bool, wait: Callable[[], object]) -> None:
+def _pause(frame: FrameType, post_mortem: bool, wait: Callable[[], object], by_itself: bool = True) -> None:
     rank = pdb_methods.rank
-    with _told(frame, post_mortem):
+    with _told(frame, post_mortem, by_itself):
         rank.paused_at = frame
         try:
             wait()
@@ -99,12 +100,13 @@ _telling = threading.RLock()
 
 
 @contextmanager
-def _told(frame: FrameType, post_mortem: bool = False) -> Iterator[None]:
-    """Inform the kernel when the first thread stops, and when the last one goes on: pydevd stops them all."""
+def _told(frame: FrameType, post_mortem: bool = False, by_itself: bool = True) -> Iterator[None]:
+    """Inform the kernel when the first thread stops, and when the last one goes on: pydevd stops them all. The place is
+    that of the one that has stopped ``by_itself``, at a breakpoint."""
     rank, code = pdb_methods.rank, frame.f_code
     with _telling:
         _stopped.append(frame)
-        if len(_stopped) == 1:
+        if by_itself or len(_stopped) == 1:
             place = Frame(str.__str__(code.co_filename), frame.f_lineno or 0, str.__str__(code.co_name))
             offset = stdio.log_offset()
             rank.channel.send(Stopped(rank.number, time.monotonic(), place, post_mortem, offset, graphical=True))
