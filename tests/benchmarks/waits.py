@@ -5,8 +5,8 @@
 
 The first training cell of a new kernel, beside one import of what it needs; an empty cell on 4 new ranks, beside bare
 torch's fork; a cell in ranks that live, beside an empty cell of the notebook. All take turns. ``--beside`` measures
-that commit, too. ``--check`` says which ratio has grown since results/waits.json was recorded, beyond the spread of
-both: run it alone, as another program takes the cores from nbspawn's processes and its base alike, but not as much.
+that commit, too. ``--check`` says what has become slower than in the commit that recorded results/waits.json, which it
+measures in the same rounds: of another machine, even the ratios to what is done without nbspawn are others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", metavar="A,B", default=",".join(ROUNDS))
     parser.add_argument("--beside", metavar="COMMIT", help="measure that commit of this repository, too")
-    parser.add_argument("--check", action="store_true", help="end with an error where a ratio has grown")
+    parser.add_argument("--check", action="store_true", help="end with an error where something has become slower")
     samples.add_option(parser)
     given = parser.parse_args()
     chosen = {name: task for name, task in TASKS.items() if name in given.tasks.split(",")}
@@ -205,30 +205,30 @@ TASKS = {"first cell": first_cell, "start": start, "kept": kept}
 
 
 def check(chosen: Tasks) -> str | None:
-    """What has become slower: the whole middle half of a quantity's ratios lies above that of the record by a tenth,
-    in two runs."""
+    """What has become slower than in the commit that was recorded, in two runs."""
     recorded = samples.read(samples.RESULTS / "waits.json")
     for _ in range(2):
         record = samples.Record("waits")
-        with trees(None) as found:
-            measure(record, chosen, found)
-        lines = [line for name in chosen for line in grown(name, recorded[name], record.tasks[name])]
+        for name, task in chosen.items():
+            commit = recorded[name].machine["commit"]
+            with trees(commit) as found:
+                measure(record, {name: task}, found, before=commit)
+        lines = [line for name in chosen for line in slower(name, recorded[name], record.tasks[name])]
         chosen = {name: task for name, task in chosen.items() if any(line.startswith(name) for line in lines)}
         if not lines:
             return None
         print("\n".join(lines), file=sys.stderr)
-    return "Slower than recorded, twice."
+    return "Slower than what was recorded, twice."
 
 
-def grown(name: str, before: samples.Task, now: samples.Task) -> Iterator[str]:
-    """A line for each quantity that is slower than before, or is missing."""
-    for key, quantity in before.quantities.items():
-        old = samples.quartiles(quantity.ratios(AUTO.name))
-        ratios = now.quantities[key].ratios(AUTO.name) if key in now.quantities else []
+def slower(name: str, recorded: samples.Task, now: samples.Task) -> Iterator[str]:
+    """A line for each quantity that takes a tenth longer than before in three rounds of four, or is missing."""
+    for key, quantity in recorded.quantities.items():
+        ratios = now.quantities[key].ratios(AUTO.name, BEFORE) if key in now.quantities else []
         if not ratios:
             yield f"{name}, {quantity.title}: not measured: {now.reason(key, AUTO.name).why}"
-        elif (new := samples.quartiles(ratios))[0] > 1.1 * old[2]:
-            yield f"{name}, {quantity.title}: {new[1]:.3g} times {quantity.base}, was {old[1]:.3g}"
+        elif (quartiles := samples.quartiles(ratios))[0] > 1.1:
+            yield f"{name}, {quantity.title}: {quartiles[1]:.3g} times as long as in {now.settings['before']}"
 
 
 if __name__ == "__main__":

@@ -129,49 +129,52 @@ def test_ratios_are_of_rounds_in_which_both_had_a_turn() -> None:
     assert task.turns("nbspawn") == 2
 
 
-def test_a_wait_has_grown_if_its_ratios_lie_above_those_that_were_recorded() -> None:
+def test_a_wait_has_become_slower_if_it_takes_longer_than_before_in_most_rounds() -> None:
     def measured(*ours: float) -> Task:
-        task = Task(MACHINE)
+        task = Task(MACHINE, {"before": "abc1234"})
         task.quantity("4, pass", "a cell in kept ranks", base="an empty cell")
         for value in ours:
             task.add("4, pass", "nbspawn", value)
-            task.add("4, pass", "an empty cell", 1.0)
+            task.add("4, pass", waits.BEFORE, 2.0)
         return task
 
-    recorded = measured(1.5, 1.6, 1.7, 9.0)
-    for now in (measured(1.6, 1.6, 1.6, 9.0), measured(1.2, 1.2, 1.2)):
-        assert not [*waits.grown("kept", recorded, now)]
-    assert [*waits.grown("kept", recorded, measured(4.0, 5.0, 6.0))] == [
-        "kept, a cell in kept ranks: 5 times an empty cell, was 1.65"
+    recorded = measured(2.0)
+    for now in (measured(2.0, 2.1, 9.0, 9.0), measured(1.0, 1.0, 1.0)):
+        assert not [*waits.slower("kept", recorded, now)]
+    assert [*waits.slower("kept", recorded, measured(3.0, 3.0, 6.0))] == [
+        "kept, a cell in kept ranks: 1.5 times as long as in abc1234"
     ]
     failed = Task(MACHINE)
     failed.miss(samples.ALL, "fails", "no kernel")
-    assert [*waits.grown("kept", recorded, failed)] == ["kept, a cell in kept ranks: not measured: no kernel"]
+    assert [*waits.slower("kept", recorded, failed)] == ["kept, a cell in kept ranks: not measured: no kernel"]
 
 
-def test_a_wait_must_have_grown_in_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = samples.read(samples.RESULTS / "waits.json")
-    slow = copy.deepcopy(recorded)
+def test_a_wait_must_be_slower_in_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = samples.read(samples.RESULTS / "waits.json")
+    for task in same.values():
+        for quantity in task.quantities.values():
+            quantity.samples[waits.BEFORE] = quantity.samples["nbspawn"]
+    slow = copy.deepcopy(same)
     for quantity in slow["kept"].quantities.values():
         quantity.samples["nbspawn"] = [2 * value for value in quantity.samples["nbspawn"] if value is not None]
 
-    def runs(*found: dict[str, Task]) -> list[list[str]]:
-        """Which tasks are measured, until these runs have been compared."""
-        rest, chosen = [*found], []
+    def runs(*found: dict[str, Task]) -> list[str]:
+        """Which tasks are measured, one after the other; each run finds these."""
+        measured: list[str] = []
 
-        def measure(record: samples.Record, tasks: waits.Tasks, trees: waits.Trees) -> None:
-            chosen.append([*tasks])
-            record.tasks.update(rest.pop(0))
+        def measure(record: samples.Record, tasks: waits.Tasks, trees: waits.Trees, before: str) -> None:
+            [name] = tasks
+            record.tasks[name] = found[measured.count(name)][name]
+            measured.append(name)
 
         monkeypatch.setattr(waits, "measure", measure)
         said = waits.check(waits.TASKS)
-        assert not rest and (said is None) == (found[-1] is recorded)
-        return chosen
+        assert (said is None) == (found[-1] is same)
+        return measured
 
     every = [*waits.TASKS]
-    assert runs(recorded) == [every]
-    assert runs(slow, recorded) == [every, ["kept"]]
-    assert runs(slow, slow) == [every, ["kept"]]
+    assert runs(same) == every
+    assert runs(slow, same) == runs(slow, slow) == [*every, "kept"]
 
 
 def test_a_missing_figure_has_the_reason_that_was_measured() -> None:
