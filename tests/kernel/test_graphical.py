@@ -169,7 +169,7 @@ def test_stop_ends_paused_ranks(debugged: Debugged) -> None:
 
 def test_kept_ranks_that_were_stopped_while_paused_run_the_next_cell(debugged: Debugged) -> None:
     kernel = debugged.kernel
-    ok(kernel.execute("%%spawn 2 --keep\nv = rank"))
+    ok(kernel.execute("%%spawn 2 --keep -g 60\nv = rank"))
     cell = debugged.stopping("%%ranks\nx = v\ny = 2\ny", 3)
     debugged.stops_of(2)
     kernel.interrupt()
