@@ -33,7 +33,7 @@ def start(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 2, method: str = "f
     return nbspawn.start_processes(fn, args=args, nprocs=nprocs, start_method=method, **more)
 
 
-def join(context: Any, seconds: float = 30.0) -> None:
+def join(context: Any, seconds: float = PATIENCE) -> None:
     assert until(lambda: context.join(timeout=0.1), seconds)
 
 

@@ -179,12 +179,15 @@ def test_kept_ranks_that_were_stopped_while_paused_run_the_next_cell(debugged: D
 
 
 def test_the_debugger_is_switched_off_while_they_are_paused(debugged: Debugged) -> None:
-    cell = debugged.stopping("%%spawn 2 --timeout 3\nx = rank\ny = 2\ny", 3)
+    kernel = debugged.kernel
+    ok(kernel.execute("%%spawn 2 --keep\npass"))  # to load the debugger alone may take them 3 s
+    cell = debugged.stopping("%%ranks --timeout 3\nx = rank\ny = 2\ny", 3)
     debugged.stops_of(2)
     paused(cell, 2)
     cell.see(lambda: re.search(r" [4-9]\.\d s\n", cell.reply.table["text/plain"]), "more than three seconds pass")
     debugged.switch_off()
     assert ok(cell.wait()).result == "[0-1] 2"
+    ok(kernel.execute("%ranks stop"))
 
 
 @pytest.mark.extended
