@@ -93,6 +93,8 @@ class GraphicalDebugger:
         self._inspected: tuple[int, Message] | None = None
         self._attachment: Message = {"justMyCode": False}
         self._own.process_request = self._process
+        self._shut_kernel_down: Callable[[bool], Any] = kernel.do_shutdown
+        kernel.do_shutdown = self._shut_down
         door.wanted = True
         if self._own.is_started:  # before the extension was loaded
             for path, points in self._own.breakpoint_list.items():
@@ -103,8 +105,16 @@ class GraphicalDebugger:
     def remove(self) -> None:
         """Leave the kernel's debugger as it was."""
         vars(self._own).pop("process_request", None)
+        vars(self._kernel).pop("do_shutdown", None)
         self._in_control_thread(self._close()).result()
         door.remove()
+
+    def _shut_down(self, restart: bool) -> Any:
+        """A kernel that is restarted stops its control thread at once, before it has heard that its ranks have ended:
+        JupyterLab would show them as paused."""
+        for thread in set(map(self._shown, self._stopped)):
+            self._event("continued", {"threadId": thread, "allThreadsContinued": True})
+        return self._shut_kernel_down(restart)
 
     def _in_control_thread(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._kernel.control_thread.io_loop.asyncio_loop)
