@@ -37,9 +37,11 @@ def possible() -> None:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
+def hosts(module_kernel: Kernel) -> Iterator[Cluster]:
     with Cluster(2) as hosts:
         yield hosts
+        # In a kernel that other modules use, Ray would look for a cluster that has ended for ever, with a whole CPU.
+        ok(module_kernel.execute("import ray\nray.shutdown()"))
 
 
 @pytest.fixture(scope="module")
