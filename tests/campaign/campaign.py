@@ -275,10 +275,14 @@ class Campaign:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _swept(self) -> list[str]:
-        """Sweep as the next kernel does; what of ours is left."""
+        """Sweep as the next kernel does; what of ours is left, with all files in it."""
         text = "from nbspawn._engine.kernel.directories import remove_stale; remove_stale()"
         subprocess.run([sys.executable, "-c", text], env={**os.environ, "TMPDIR": str(self.place.path)}, check=True)
-        return [name for name in os.listdir(self.place.path) if name.startswith(("nbspawn", "pymp", "pytorch"))]
+        ours = ("nbspawn", "pymp", "pytorch")
+        left = [entry.path for entry in os.scandir(self.place.path) if entry.name.startswith(ours)]
+        return left + [
+            os.path.join(folder, file) for path in left for folder, _, files in os.walk(path) for file in files
+        ]
 
     def _until(self, happened: Callable[[], object], what: Callable[[], str], seconds: float = 10.0) -> None:
         end = time.monotonic() + seconds * self._slack
