@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
+import gc
 import os
 import sys
 import types
@@ -22,6 +24,8 @@ from nbspawn._session import hooks, views
 from nbspawn._session.attachment import stream_view
 
 _COMPLETED = ("%%spawn", "%%ranks", "%ranks")
+_IDLE = 0.5
+"""Seconds after a cell until the kernel imports what the first cell on ranks needs."""
 
 
 class _Extension:
@@ -30,6 +34,7 @@ class _Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._pid = os.getpid()
+        self._importing: asyncio.TimerHandle | None = None
 
     def load(self) -> None:
         shell = self._shell
@@ -62,6 +67,8 @@ class _Extension:
         for magic in _COMPLETED:
             shell.strdispatchers["complete_command"].strs.pop(magic, None)
         shell.events.unregister("post_run_cell", self._after_cell)
+        if self._importing is not None:
+            self._importing.cancel()
         hooks.make_default = views.StreamView
         hooks.make_background = stream_view
         hooks.display = hooks.print_text
@@ -104,8 +111,11 @@ class _Extension:
             from nbspawn._engine.start import fork_safety
 
             fork_safety.note_cell(getattr(result, "execution_count", None) or 0)
-        if "nbspawn._engine.run.local" in sys.modules:  # this notebook has started ranks
+        if _has_started_ranks():
             self._warm_up()
+        elif "torch" in sys.modules and self._importing is None:
+            with suppress(RuntimeError):  # IPython in a terminal, whose loop does not run here
+                self._importing = asyncio.get_running_loop().call_later(_IDLE, _import_for_first_cell)
 
     def _warm_up(self) -> None:
         """Have the fork server import the modules that the notebook's variables are, or are defined in: ranks then need
@@ -120,6 +130,21 @@ class _Extension:
                 else:
                     modules.add(str((value if issubclass(kind, (type, types.FunctionType)) else kind).__module__))
         forkserver.server.warm_up(imports.installed(sorted(modules)))
+
+
+def _has_started_ranks() -> bool:
+    return "nbspawn._engine.run.local" in sys.modules
+
+
+def _import_for_first_cell() -> None:
+    """The first cell on ranks would spend 0.1 s on it, and as much on the collection of torch's heap that it brings on.
+
+    Not in a thread: a process that the user forks meanwhile would inherit the lock of a module that is being imported.
+    """
+    if not _has_started_ranks():
+        from nbspawn._notebook import cell, controls, gpu_memory, pump, ranks, tails, view  # noqa: F401
+
+        gc.collect()
 
 
 def _pass_over(debugger: Any) -> None:

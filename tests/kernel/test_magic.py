@@ -549,6 +549,26 @@ def test_a_first_cell_says_at_once_what_it_waits_for(tmp_path: Path) -> None:
         assert said not in str(reply.saved) and reply.result == "[0] 0\n[1] 1"
 
 
+def test_an_idle_kernel_imports_what_its_first_cell_on_ranks_needs(tmp_path: Path) -> None:
+    """If it has torch: importing that takes seconds, in which a cell would wait."""
+    imported = "sorted(name for name in sys.modules if name.startswith('nbspawn.'))"
+    needed = "nbspawn._notebook.view"
+    timer = "import asyncio, sys\nfrom nbspawn._notebook import extension\nawait asyncio.sleep(2 * extension._IDLE)"
+    with ExecutedKernel(tmp_path) as kernel:
+        ok(kernel.execute("%load_ext nbspawn"))
+        ok(kernel.execute(timer))
+        assert not {"torch", needed}.intersection(kernel.value("sorted(sys.modules)"))
+        ok(kernel.execute("import torch\nextension._extension._after_cell(None)\n%unload_ext nbspawn"))
+        ok(kernel.execute(timer))
+        assert needed not in kernel.value(imported)
+        ok(kernel.execute("%load_ext nbspawn"))
+        wait_until(lambda: needed in kernel.value(imported), "it is imported")
+        idle = kernel.value(imported)
+        assert ok(kernel.execute("%%spawn 2\nrank")).result == "[0] 0\n[1] 1"
+        buttons = {"nbspawn._notebook.buttons", "nbspawn._notebook.slots"}  # of a cell that takes longer than a second
+        assert {*kernel.value(imported)} - {*idle} <= buttons
+
+
 def test_a_result_that_cannot_travel_is_shown(kernel: Kernel, method: str) -> None:
     reply = ok(kernel.execute(f"%%spawn 2 -m {method}\n(i for i in range(3))"))
     assert "<generator object" in reply.result
