@@ -193,7 +193,7 @@ class RankLines:
         printed may not have been read, also where the machine is busy and the last call was long ago."""
         now = time.monotonic()
         checked_at, self._checked_at = self._checked_at, now
-        if not if_due:
+        if not if_due or self._stream.over_budget:
             self._write_first(len(self._buffered))
             return
         if not self._buffered:
