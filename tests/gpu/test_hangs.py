@@ -23,6 +23,8 @@ MISSING = (
     "Collective 2 of the default group, all_reduce float32[4] (line 8): rank 0 is in it, "
     "rank 1 has not reached it (last call: 1, all_reduce) and is at line 11: time.sleep(600)."
 )
+STAY = "%%ranks -g 60"
+"""A cell that is ended, and whose ranks stay: beside other tests one may need more than the usual three seconds."""
 SUM = """%%ranks
 x = torch.full((3,), rank + 1.0, device=device)
 dist.all_reduce(x)
@@ -38,7 +40,7 @@ def rows(cell: Cell) -> str:
 @pytest.fixture
 def kept(kernel: Kernel) -> Iterator[Kernel]:
     """Two ranks with a group of NCCL, that have a variable to lose."""
-    ok(kernel.execute("%%spawn 2 --keep -b nccl -g 3\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"))
+    ok(kernel.execute("%%spawn 2 --keep -b nccl\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"))
     assert ok(kernel.execute(SUM, timeout=120)).result == SUMMED
     yield kernel
     ok(kernel.execute("%ranks stop"))
@@ -101,7 +103,7 @@ def test_a_finished_cell(kernel: Kernel) -> None:
 
 def test_stop(kept: Kernel) -> None:
     hung = HUNG.partition("\n")[2]
-    cell = kept.submit(f"%%ranks\n{hung}").until("ready")
+    cell = kept.submit(f"{STAY}\n{hung}").until("ready")
     cell.see(lambda: "waiting for its GPU" in rows(cell), "rank 0 waits")
     kept.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
@@ -112,7 +114,7 @@ def test_stop_again_at_once(kept: Kernel) -> None:
     """Nothing looks at the rank between two of them: each Stop is another one."""
     hung = HUNG.partition("\n")[2]
     for _ in range(4):
-        cell = kept.submit(f"%%ranks\n{hung}").until("ready")
+        cell = kept.submit(f"{STAY}\n{hung}").until("ready")
         kept.interrupt()
         assert cell.wait().ename == "KeyboardInterrupt"
     assert_alive(kept)
@@ -120,7 +122,7 @@ def test_stop_again_at_once(kept: Kernel) -> None:
 
 def test_stop_in_a_loop(kept: Kernel) -> None:
     """Wherever it comes: in Python, while a kernel is queued, in a rank that waits for one which has left the loop."""
-    loop = """%%ranks
+    loop = f"""{STAY}
 numbers = torch.ones(4, device=device)
 for done in itertools.count():
     if done == 20:
@@ -138,7 +140,7 @@ for done in itertools.count():
 
 def test_an_error_of_a_peer(kept: Kernel) -> None:
     """Rank 0 has called, and is at its end: as if all were well."""
-    cell = "%%ranks\nif rank == 1:\n    raise ValueError('before its call')\n"
+    cell = f"{STAY}\nif rank == 1:\n    raise ValueError('before its call')\n"
     reply = kept.execute(f"{cell}dist.all_reduce(torch.ones(2, device=device))")
     assert reply.ename == "RankRaisedError" and "ValueError: before its call" in reply.traceback, str(reply)
     assert "Rank 0 was after the last line, waiting for its GPU" in reply.traceback, str(reply)
@@ -148,11 +150,11 @@ def test_an_error_of_a_peer(kept: Kernel) -> None:
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_first_call_without_a_peer(kernel: Kernel, missing: int) -> None:
     """Rank 0 waits for a connection then, rank 1 for NCCL's identifier in the store; also in a model's constructor."""
-    kept = "%%spawn 2 --keep -b nccl -g 5\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"
+    kept = "%%spawn 2 --keep -b nccl\nimport time, torch, torch.distributed as dist\nstep = 10 + rank"
     ok(kernel.execute(kept, timeout=60))
     model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).cuda())"
     for call in ("dist.all_reduce(torch.ones(2, device=device))", model):
-        reply = kernel.execute(f"%%ranks\nif rank == {missing}:\n    raise ValueError('before its call')\n{call}")
+        reply = kernel.execute(f"{STAY}\nif rank == {missing}:\n    raise ValueError('before its call')\n{call}")
         assert reply.ename == "RankRaisedError" and "ValueError: before its call" in reply.traceback, str(reply)
         assert ok(kernel.execute("%%ranks\nstep")).result == "[0] 10\n[1] 11"  # the new group makes no call
     assert_alive(kernel)
